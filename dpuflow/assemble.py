@@ -33,8 +33,8 @@ from dpuflow.results import (
 from dpuflow.schema.rows import NEVER, NONE32, Op, Transport
 from dpuflow.verdicts.causes import CAUSES
 from dpuflow.verdicts.edges import disagreements
+from dpuflow.verdicts.parallelism import ring_phases
 from dpuflow.verdicts.pauses import pause_sentences
-from dpuflow.verdicts.phases import ring_phases
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -14,7 +14,7 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
 from dpuflow.schema.rows import NEVER, Op, Wire
 from dpuflow.verdicts.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, Waits, causes_of
-from dpuflow.verdicts.costs import charge
+from dpuflow.verdicts.excess import charge
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -10,7 +10,7 @@ import pytest
 from dpuflow.analysis import analyze
 from dpuflow.schema.tables import Vantage
 from dpuflow.verdicts import judgement
-from dpuflow.verdicts.significance import standing_of
+from dpuflow.verdicts.chance import standing_of
 from dpuflow.verdicts.units import Units, comes_again, world_of
 
 TRACES = Path(__file__).resolve().parent.parent / "traces"

@@ -21,14 +21,13 @@ from dpuflow.entries import needs, relative
 from dpuflow.errors import FormatError, OptionError
 from dpuflow.identity.rankmap import read_rank_map
 from dpuflow.matching import Job, hypotheses, parts
-from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
 from dpuflow.recorded import read_recorded
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema import rows as schema
 from dpuflow.schema.rows import Direction, Op, Wire
-from dpuflow.verdicts import partial_capture, pipelines
+from dpuflow.verdicts import pipelines
 
 SECTION = struct.pack("<IIIHHqI", 0x0A0D0D0A, 28, 0x1A2B3C4D, 1, 0, -1, 28)
 
@@ -128,19 +127,6 @@ def test_a_gap_that_could_be_filled_in_many_ways_is_left():
     start = time.process_time()
     assert fill(rows, order, gap, 0, Usage(rows, order)) == [None] * runs
     assert time.process_time() - start < 30
-
-
-def test_times_centuries_apart_are_no_crash():
-    """From a damaged stamp in 1713 to one in 2248 more nanoseconds passed than 63 bits hold."""
-    entries = SimpleNamespace(
-        offsets=np.array([0, 2]),
-        enter_ns=np.array([-(1 << 63) + 1, -(1 << 63) + 1]),
-        leave_ns=np.array([(1 << 63) - 1, 0]),
-    )
-    instance = Instance(np.zeros(0, np.int64), Op.BARRIER, [0, 1], size=0, view=InstanceView(frozenset({0})))
-    far = np.array([False, True])
-    (inside,) = partial_capture._inside_ns([instance], entries, far, ~far)
-    assert inside == partial_capture.LONGEST_NS
 
 
 def test_a_stage_without_any_input_seen_is_no_crash():

@@ -15,13 +15,11 @@ from dpuflow.matching import Instance
 from dpuflow.results import Lateness
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.causes import causes_of
-from dpuflow.verdicts.costs import Charges, charge, scatter_of
-from dpuflow.verdicts.evidence import Evidence
-from dpuflow.verdicts.excess import own_lateness
+from dpuflow.verdicts.chance import onset_of
+from dpuflow.verdicts.excess import Charges, Evidence, charge, own_lateness, scatter_of
 from dpuflow.verdicts.judgement import Judgement, judge
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.pauses import find_work, pause_sentences, worked_ns
-from dpuflow.verdicts.persistence import onset_of
 from dpuflow.verdicts.steps import find_steps
 
 MS = 1_000_000

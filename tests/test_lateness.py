@@ -27,7 +27,7 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.costs import Charges, charge
+from dpuflow.verdicts.excess import Charges, charge
 
 MS = 1_000_000
 SLACK = 9_000  # what a rank of the random worlds needs to hand a message on

@@ -12,7 +12,7 @@ from dpuflow.entries import AT_LEAST, Entries, Rule, build_entries, relate
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Role, Wire
 from dpuflow.verdicts.causes import COMPUTE, NONE, Causes, causes_of
-from dpuflow.verdicts.costs import charge
+from dpuflow.verdicts.excess import charge
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")

@@ -28,8 +28,8 @@ from dpuflow.synth.scenario import (
     Training,
 )
 from dpuflow.verdicts.inferred import infer
-from dpuflow.verdicts.network_delay import excused_ns, held_stretches
-from dpuflow.verdicts.other_waits import group_before, left_before, unread_until
+from dpuflow.verdicts.links import excused_ns, held_stretches
+from dpuflow.verdicts.waits import group_before, left_before, unread_until
 
 MS = 1_000_000
 

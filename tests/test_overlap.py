@@ -8,14 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.other_waits import left_any
-from dpuflow.verdicts.overlap import Overlap, find_overlap
+from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.waits import Overlap, find_overlap, left_any
 
 RANKS, STEPS, US = 4, 20, 1000
 
 
-def steps_of(waits: bool, jitter_us: float, seed: int = 1) -> tuple[list[Any], Any, Any, Any]:
+def steps_of(waits: bool, jitter_us: float, seed: int = 1) -> tuple[Any, Any, Any, Any]:
     """Two collectives a step. Each rank launches the first, works 200 us and launches the second; it
     ``waits`` for the first before that work, or goes on beside it. All of a collective leave 100 us after
     its last rank entered; then comes the next step."""
@@ -41,31 +40,31 @@ def steps_of(waits: bool, jitter_us: float, seed: int = 1) -> tuple[list[Any], A
     )
     last = np.arange(collectives * RANKS) - RANKS
     last[last < 0] = -1
-    instances = [SimpleNamespace(op=Op.ALL_REDUCE, size=1 + i % 2) for i in range(collectives)]
-    return instances, entries, last, np.array(step)
+    kind = np.arange(collectives) % 2
+    return kind, entries, last, np.array(step)
 
 
 @pytest.mark.parametrize("seed", range(10))
 @pytest.mark.parametrize("waits", [True, False])
 def test_what_entries_keep_to(waits: bool, seed: int) -> None:
-    instances, entries, last, step = steps_of(waits, 20.0, seed)
-    found = find_overlap(instances, entries, last, np.zeros(len(instances), np.int64), step).rows
+    kind, entries, last, step = steps_of(waits, 20.0, seed)
+    found = find_overlap(kind, entries, last, np.zeros(len(kind), np.int64), step).rows
     second = entries.collective % 2 == 1
     assert found[second].all() == found[second].any() == (not waits)
     assert not found[~second].any()  # the step's first work begins when all is done
 
 
 def test_nothing_is_told_of_ranks_that_came_from_different_collectives() -> None:
-    instances, entries, last, step = steps_of(False, 20.0)
+    kind, entries, last, step = steps_of(False, 20.0)
     last[entries.endpoint == 0] = np.maximum(last[entries.endpoint == 0] - RANKS, -1)
-    group = np.zeros(len(instances), np.int64)
-    assert not find_overlap(instances, entries, last, group, step).rows[2 * RANKS :].any()
+    group = np.zeros(len(kind), np.int64)
+    assert not find_overlap(kind, entries, last, group, step).rows[2 * RANKS :].any()
 
 
 def test_nothing_is_told_by_entries_that_are_bounds() -> None:
-    instances, entries, last, step = steps_of(False, 20.0)
+    kind, entries, last, step = steps_of(False, 20.0)
     entries.exact[entries.collective % 2 == 0] = False
-    assert not find_overlap(instances, entries, last, np.zeros(len(instances), np.int64), step).rows.any()
+    assert not find_overlap(kind, entries, last, np.zeros(len(kind), np.int64), step).rows.any()
 
 
 def test_what_a_rank_brought_along_counts_once() -> None:

@@ -49,35 +49,12 @@ def test_a_write_that_nothing_announces_takes_part_where_its_receiver_goes_on() 
     assert ways((2, 0), (2, 1)) == []
 
 
-@pytest.mark.parametrize(
-    ("gaps", "parts"),
-    [
-        # Four pages each; the host stalls twice within a part, for longer than the least pause.
-        ([0, 0, 0, 90, 0, 12, 0, 95, 0, 0, 0, 80, 20, 0, 0], [4, 4, 4, 4]),
-        # Layers of two pages, requests of four: the smaller unit.
-        ([0, 50, 0, 90, 0, 50, 0, 95, 0, 52, 0], [2, 2, 2, 2, 2, 2]),
-        # No size recurs: what is longer than the least pause parts.
-        ([0, 11, 0, 0, 90, 0, 0, 0, 30, 0, 0, 0, 0], [2, 3, 4, 5]),
-        ([0, 0, 0], [4]),
-    ],
-)
-def test_pauses_that_part_transfers_leave_parts_of_one_size(gaps: list[int], parts: list[int]) -> None:
-    import numpy as np
-
-    from dpuflow.verdicts.pages import least_pause
-
-    size = np.full(len(gaps) + 1, 65536)
-    limit = least_pause(np.array(gaps), size, 10.0)
-    cuts = np.flatnonzero(np.array(gaps) > limit) + 1
-    assert np.diff([0, *cuts, len(size)]).tolist() == parts
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_ways_cut_at_once_are_those_cut_one_by_one(seed: int) -> None:
     import numpy as np
 
     from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Wire
-    from dpuflow.verdicts.pages import IDLE, cut_pieces, least_pause, page_ways
+    from dpuflow.verdicts.bulk import IDLE, cut_pieces, page_ways
 
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 200))
@@ -101,11 +78,8 @@ def test_ways_cut_at_once_are_those_cut_one_by_one(seed: int) -> None:
         )
         gap = begin[1:] - np.maximum.accumulate(end)[:-1]
         usual = float((end - begin).min()) + float(np.median(np.diff(np.sort(end)))) if len(way) > 1 else 0.0
-        cut = np.flatnonzero(gap > least_pause(gap, own["bytes"].astype(np.int64), IDLE * usual)) + 1
-        bounds = {int(part[-1]) for part in np.split(way, cut)}
-        # Parts of several units are cut again, all others stand as the pauses leave them.
-        assert [row for part in parts for row in part] == way.tolist()
-        assert bounds <= {part[-1] for part in parts}
+        cut = np.flatnonzero(gap > IDLE * usual) + 1
+        assert parts == [part.tolist() for part in np.split(way, cut)]
 
 
 @pytest.mark.parametrize("seed", range(12))

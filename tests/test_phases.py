@@ -11,7 +11,7 @@ from collective_worlds import algorithm_of
 from dpuflow.matching import Instance
 from dpuflow.results import Phase
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op
-from dpuflow.verdicts.phases import ring_phases
+from dpuflow.verdicts.parallelism import ring_phases
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 

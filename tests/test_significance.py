@@ -7,13 +7,12 @@ import random
 import numpy as np
 import pytest
 from collective_worlds import World, run_job
-from test_judgement import MS, RING, judged, stages
+from test_judgement import MS, RING, stages
 
 from dpuflow.entries import Tail
 from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.chance import incidents_of, standing_of
 from dpuflow.verdicts.judgement import Judgement
-from dpuflow.verdicts.persistence import CHANCE
-from dpuflow.verdicts.significance import going_round, incidents_of, standing_of
 
 
 def naive_place(collective: np.ndarray, excess: np.ndarray, row: int) -> tuple[float, int]:
@@ -66,7 +65,7 @@ def test_incidents_that_chance_deals_out_accuse_one_job_in_a_hundred_at_most(ran
     accused = 0
     for seed in range(300):
         units, amounts = dealt(seed, ranks)
-        found = incidents_of(units, amounts, 1, None)
+        found = incidents_of(units, amounts, None)
         accused += any(each.sure_ns.any() for each in found.values())
         assert all(
             (found[rank].open_ns == amounts[rank]).all() for rank in units
@@ -76,7 +75,7 @@ def test_incidents_that_chance_deals_out_accuse_one_job_in_a_hundred_at_most(ran
 
 def test_incidents_of_one_rank_are_told_from_chance() -> None:
     for seed in range(50):
-        found = incidents_of(*dealt(seed, 5, often=0.35), 1, None)
+        found = incidents_of(*dealt(seed, 5, often=0.35), None)
         assert found[0].sure_ns.any()
         assert not any(found[rank].sure_ns.any() for rank in range(1, 5))
 
@@ -94,9 +93,9 @@ def test_stalls_that_add_up_in_steps_of_many_collectives_are_no_incidents() -> N
         seen = Tail((rng.random(2_000) < 0.03) * rng.exponential(5 * MS, 2_000))
         units = {rank: np.repeat(np.arange(12), 36) for rank in range(3)} | {3: 100 + np.arange(48)}
         amounts = {rank: stalled(rng, len(each)) for rank, each in units.items()}
-        accused += any(each.sure_ns.any() for each in incidents_of(units, amounts, 1, seen).values())
+        accused += any(each.sure_ns.any() for each in incidents_of(units, amounts, seen).values())
         late = amounts | {0: np.where(np.arange(432) % 12 == 0, 25 * MS, amounts[0])}
-        assert incidents_of(units, late, 1, seen)[0].sure_ns.any()
+        assert incidents_of(units, late, seen)[0].sure_ns.any()
     assert accused <= 2
 
 
@@ -106,9 +105,9 @@ def test_a_handful_of_hand_overs_explains_no_habit_away() -> None:
     amounts = {rank: np.where(np.arange(24) % 12 == rank, 12 * MS, 0) for rank in range(4)}
     few = Tail(np.r_[np.zeros(19), 15 * MS])
     many = Tail(np.tile(few.ordered, 50))
-    assert all(each.open_ns.any() for each in incidents_of(units, amounts, 1, few).values())
-    assert not any(each.open_ns.any() for each in incidents_of(units, amounts, 1, many).values())
-    assert not any(each.sure_ns.any() for each in incidents_of(units, amounts, 1, few).values())
+    assert all(each.open_ns.any() for each in incidents_of(units, amounts, few).values())
+    assert not any(each.open_ns.any() for each in incidents_of(units, amounts, many).values())
+    assert not any(each.sure_ns.any() for each in incidents_of(units, amounts, few).values())
 
 
 def test_who_works_longest_every_time_stands_where_chance_puts_nobody() -> None:
@@ -142,41 +141,3 @@ def test_what_is_less_than_the_noise_is_told_by_how_often_it_comes() -> None:
     told = [each[5] == ("late", "persistent") for each in found]
     assert sum(told) >= 8
     assert not any(("late", "persistent") in each[:5] + each[6:] for each in found)
-
-
-def turns(late_ms: float, seed: int, ranks: int = 4, units: int = 28) -> np.ndarray:
-    rng = np.random.default_rng(seed)
-    work = rng.exponential(4, (units, ranks))
-    work[np.arange(units), np.arange(units) % ranks] += late_ms
-    middle = [np.median(np.delete(work, rank, axis=1), axis=1) for rank in range(ranks)]
-    return np.round((work - np.array(middle).T) * MS).astype(np.int64)
-
-
-@pytest.mark.parametrize("ranks", [2, 4, 7])
-def test_what_goes_round_is_told_in_noise_of_its_size(ranks: int) -> None:
-    found = [going_round(x, x, 28 * 30 * MS).sum() for x in (turns(6, seed, ranks) for seed in range(20))]
-    assert sum(number > 1 for number in found) >= 14
-    none = [going_round(x, x, 28 * 30 * MS).any() for x in (turns(0, seed, ranks) for seed in range(100))]
-    assert sum(none) <= 3 + 100 * CHANCE
-
-
-def test_one_rank_that_is_late_now_and_then_does_not_go_round() -> None:
-    for period in (1, 2, 4):
-        x = turns(0, 3)
-        x[::period, 1] += 20 * MS
-        assert not going_round(x, x, 28 * 30 * MS).any()
-    assert not going_round(turns(6, 0)[:6], turns(6, 0)[:6], MS).any()  # fewer than two rounds
-
-
-def test_turns_below_the_noise_are_called_rotating() -> None:
-    draw = random.Random(4)
-
-    def longer(rank: int, turn: int) -> int:
-        return round(draw.expovariate(1 / 4) * MS) + (6 * MS if turn % 4 == rank else 0)
-
-    world = World("eager")
-    run_job(world, RING, 4096, [0, 1, 2, 3], 28, late=longer)
-    found = stages(world)[3]
-    assert sum(j.steadiness == "rotating" for j in found) >= 2
-    assert "persistent" not in [j.steadiness for j in found]
-    assert {j.steadiness for j in judged()} == {None}

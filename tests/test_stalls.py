@@ -30,7 +30,7 @@ from dpuflow.synth.scenario import (
     Training,
 )
 from dpuflow.synth.timing import Timing
-from dpuflow.verdicts.significance import _least_ns
+from dpuflow.verdicts.chance import _least_ns
 
 HOST = Machine(profile="host")
 

@@ -16,7 +16,7 @@ from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
 from dpuflow.requests import find_requests
 from dpuflow.results import Finding
-from dpuflow.verdicts.persistence import CRITICAL_SHARE, QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import CRITICAL_SHARE, QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

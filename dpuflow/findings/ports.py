@@ -22,7 +22,7 @@ from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.findings.case import SMALL_SHARE
 from dpuflow.schema.rows import Seen, Wire
-from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

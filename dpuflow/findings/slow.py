@@ -11,7 +11,7 @@ from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence, worst
 from dpuflow.findings.losses import FEWEST, too_often
 from dpuflow.quantities import listed, name_of
-from dpuflow.verdicts.persistence import CRITICAL_SHARE
+from dpuflow.verdicts.chance import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from dpuflow.findings.ranks import units_of
 from dpuflow.quantities import count, duration, listed, percent
 from dpuflow.reports.sampled import sampled_one_of
+from dpuflow.verdicts.chance import CRITICAL_SHARE, is_material
 from dpuflow.verdicts.pauses import worked_ns
-from dpuflow.verdicts.persistence import CRITICAL_SHARE, is_material
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -1,13 +1,13 @@
 """Collectives and the entries of their ranks in; who was late, why, since when and at what cost out.
 
-``inferred`` runs the stages in their order: ``links`` and ``causes`` say why a rank was late, ``steps``,
-``persistence``, ``pauses``, ``pipelines``, and ``stages`` what is usual in the job, ``bulk`` and
-``pages`` find transfers beside the collectives, ``costs`` says what counts as late and what it costs,
-``network_delay`` for how long the network may have kept ranks, ``excess`` what they answer for, less what is
-chance, ``units`` lays that out step by step, ``judgement`` (doubted by ``partial_capture`` and ``coverage``)
-gives a verdict a rank, ``receivers`` who is slow to receive, ``accounts`` says where a step's time went, and
-what it would take without a rank's lateness, on the critical path of its messages (``paths``),
-``parallelism`` says what groups are for, ``edges`` measures neighbours on one clock, ``phases`` cuts rings.
+``inferred`` runs the stages in their order. ``steps``, ``pauses`` and ``pipelines`` say what is usual in the
+job, ``links`` what the network did, ``bulk`` what was moved beside the collectives, ``waits`` and
+``receivers`` what else a rank may have waited for, ``causes`` why it was late. How much longer than its peers
+it worked is one table, of collectives (``excess``) and of what stages of pipelines send (``stages``);
+``units`` lays that out step by step, ``chance`` says what is beyond chance, ``judgement`` gives one verdict a
+rank, which ``coverage`` doubts. ``accounts`` says where a step's time went, and what it would take without a
+rank's lateness, on the critical path of its messages (``paths``), ``parallelism`` what groups are for,
+``edges`` measures neighbours on one clock.
 """
 
 from dpuflow.verdicts.inferred import Inferred, infer

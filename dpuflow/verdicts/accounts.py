@@ -19,8 +19,8 @@ import numpy as np
 from dpuflow.entries import Rule, previous_row
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
+from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.verdicts.paths import Paths, What
-from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.verdicts.steps import jobs, own_rows
 
 if TYPE_CHECKING:
@@ -93,9 +93,9 @@ class Known(NamedTuple):
     """What the stages before came to, by rows of Entries where nothing else is said."""
 
     causes: Causes
-    held_up: NDArray[np.bool_]  # of each exchange (``network_delay``)
+    held_up: NDArray[np.bool_]  # of each exchange (``links``)
     apart: NDArray[np.bool_]  # of each collective: a transfer between two
-    beside: NDArray[np.bool_]  # its rank goes on beside its collectives (``overlap``)
+    beside: NDArray[np.bool_]  # its rank goes on beside its collectives (``waits``)
     sooner_ns: NDArray[np.int64]  # so much sooner it would have come if it worked like its peers
     kind: NDArray[np.int64]  # of each collective its operation, size and group (``kinds_of``)
     group: NDArray[np.int64]  # ... and its group

@@ -4,8 +4,8 @@ A rank enters a collective after it has left the one before and done its work. I
 lies between. A rank whose own time is no longer than its peers' was late because it left late: it
 inherited the lateness. Where the collective it left shows retransmissions on its own messages, or
 it has a link that is slow (``links``), the network made it late. Where it had all it needed, but its own
-data could not leave, its receiver did. Of a rank without a capture of its own it is not seen when it left:
-it is blamed only where no link can have held it so long (``partial_capture``).
+data could not leave, its receiver did. Of a rank without a capture of its own it is not seen when it left, so
+it is not told what kept it (``waits``).
 """
 
 from __future__ import annotations
@@ -18,20 +18,18 @@ from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.entries.rules import FEWEST
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.other_waits import left_any
-from dpuflow.verdicts.partial_capture import seen_from_beside
+from dpuflow.verdicts.waits import left_any, seen_from_beside
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.entries import Entries, Relative
     from dpuflow.matching import Instance
     from dpuflow.verdicts.bulk import Fed
-    from dpuflow.verdicts.costs import Charges
-    from dpuflow.verdicts.overlap import Overlap
-    from dpuflow.verdicts.partial_capture import Beside
+    from dpuflow.verdicts.excess import Charges
+    from dpuflow.verdicts.waits import Beside, Overlap
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
 CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
@@ -64,16 +62,14 @@ class Waits(NamedTuple):
 
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
     it begins when it is there; or when what else it may have waited for was done (``awaited``, and
-    ``unread``: messages that nobody read, see ``other_waits``). ``registered`` finds rows whose credits say
-    nothing of a host (``registered_rows``), ``kin`` is the row of the same group's collective before.
-    ``overlap`` says whose work goes on beside their collectives: of these it also counts how long ago they
-    had entered the one before, and not again what they were late by before. ``queued``: so long each first
-    message may have waited in its own node (``queued_ns``), which is no work. ``place`` of each row in its
-    step (``places_in_steps``).
+    ``unread``: messages that nobody read, see ``waits``). ``kin`` is the row of the same group's collective
+    before. ``overlap`` says whose work goes on beside their collectives: of these it also counts how long ago
+    they had entered the one before, and not again what they were late by before. ``queued``: so long each
+    first message may have waited in its own node (``queued_ns``), which is no work. ``place`` of each row in
+    its step (``places_in_steps``).
     """
 
     fed: Fed | None = None
-    registered: Callable[[], NDArray[np.bool_]] | None = None
     awaited: NDArray[np.int64] | None = None
     unread: NDArray[np.int64] | None = None
     kin: NDArray[np.int64] | None = None
@@ -109,10 +105,8 @@ def causes_of(
     held = known & ~working & (troubled | ~beyond) & (longer.since_leave_ns > charges.noise_ns)
     held &= 2 * (longer.since_leave_ns - longer.since_gone_ns) >= relative.lateness_ns
     granted_late = _granted_late(entries, last, excess, working, instances)
-    if waits.registered is not None and granted_late.any():
-        granted_late &= ~waits.registered()
     own = np.where(granted_late, HOST, COMPUTE)
-    own = np.where(_unproved(entries, relative, last, excess, troubled, beside), UNKNOWN, own)
+    own = np.where(_unproved(entries, last, excess, troubled, beside), UNKNOWN, own)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     others = np.where(beside.rows, UNKNOWN, others)
     if fed:
@@ -204,20 +198,15 @@ def _worked_longer(
 
 def _unproved(
     entries: Entries,
-    relative: Relative,
     last: NDArray[np.int64],
     excess: NDArray[np.int64],
     troubled: NDArray[np.bool_],
     beside: Beside,
 ) -> NDArray[np.bool_]:
     """Rows of collectives seen in part, of ranks that links which nobody saw may have kept instead."""
-    with np.errstate(invalid="ignore"):
-        beyond_links = np.where(excess != NEVER, excess - beside.held_ns, -np.inf)
-    proved = (beyond_links > 0) & (2 * beyond_links >= relative.lateness_ns)
-    proved &= ~(beside.rows & (troubled | (entries.retransmitted > 0)))
     # A call may not return before the network has taken all of its data, to be seen at the other end.
     draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
-    return np.asarray(beside.partly & ~proved & (beside.rows | troubled | draining), np.bool_)
+    return np.asarray(beside.partly & (beside.rows | troubled | draining), np.bool_)
 
 
 def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:

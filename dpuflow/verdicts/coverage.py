@@ -25,8 +25,8 @@ import numpy as np
 from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
-from dpuflow.verdicts.costs import INTERVAL_IN_SIGMAS
-from dpuflow.verdicts.persistence import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
+from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
+from dpuflow.verdicts.excess import INTERVAL_IN_SIGMAS
 from dpuflow.verdicts.steps import places_in_steps
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import CaptureInfo, Joined, Rows
     from dpuflow.verdicts.bulk import Bulk
-    from dpuflow.verdicts.evidence import Evidence
+    from dpuflow.verdicts.excess import Evidence
     from dpuflow.verdicts.judgement import Judgement
 
 HALF: Final = 0.5
@@ -213,7 +213,7 @@ def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bo
 
 
 MOST: Final = 0.99
-"""No verdict is surer: one in a hundred is what chance may do (``persistence.CHANCE``)."""
+"""No verdict is surer: one in a hundred is what chance may do (``chance.CHANCE``)."""
 EVEN: Final = 0.5
 """Where half of the times show lateness that matters, or incidents cost just what is worth a verdict."""
 CLEARED: Final = 2 / 3

@@ -1,6 +1,8 @@
-"""Causes of lateness in, what each rank answers for itself out: it worked longer than its peers.
+"""How late each rank was by its own doing, and what that cost: the evidence that ranks are judged by.
 
-Less what the network may have kept it for.
+In: lateness of every rank in every collective, and its causes. What counts as late is measured against the
+group's own noise, never against a fixed time; a rank answers for what it worked longer than its peers, less
+what the network may have kept it for.
 """
 
 from __future__ import annotations
@@ -9,20 +11,137 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule
+from dpuflow.arrays.ordering import classes, percentiles
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.causes import AT_PLACE, CAUSES, COMPUTE, NONE, UNKNOWN, Causes
-from dpuflow.verdicts.costs import sigmas_of
-from dpuflow.verdicts.persistence import SIGMAS
+from dpuflow.verdicts.causes import AT_PLACE, CAUSES, COMPUTE, NONE, UNKNOWN
+from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
-    from dpuflow.entries import Entries, Relative
+    from dpuflow.entries import Entries, Relative, Tail
     from dpuflow.matching import Instance
+    from dpuflow.verdicts.causes import Causes
     from dpuflow.verdicts.stages import Compared
+
+
+SIXTH_IN_SIGMAS = 0.4307
+"""Median to the third that lies around it, of a normal distribution, in standard deviations."""
+FEWEST_IN_HEAPS = 16
+"""Values that can be told to make two heaps: enough for quartiles of each."""
+INTERVAL_IN_SIGMAS = 1.96
+"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
+
+
+class Charges(NamedTuple):
+    """Per row of Entries: whether it is late, and the wait charged to it (rank-nanoseconds)."""
+
+    late: NDArray[np.bool_]
+    last: NDArray[np.bool_]
+    wait_ns: NDArray[np.int64]
+    cost_ns: NDArray[np.float64]  # what that is of each peer's time: the share of a job that a verdict weighs
+    noise_ns: NDArray[np.int64]  # of the row's group: what it takes to be called late
+    error_ns: NDArray[np.int64]  # half-width of a 95 % interval of the row's lateness
+    offset_ns: NDArray[np.float64]  # entry less the median of the other ranks' entries
+
+
+def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Charges:
+    """Mark late and last ranks and charge each collective's wait to its last rank.
+
+    ``group`` numbers each collective's group. The last rank is charged, for every other rank whose entry
+    was seen, the time between the second latest entry (or that rank's own, whichever is later) and its
+    own: a rank that nobody saw may have entered last of all, and then waited for no one.
+    """
+    total = len(entries.endpoint)
+    late, last = np.zeros(total, bool), np.zeros(total, bool)
+    wait = np.zeros(total, np.int64)
+    offset = against_others(entries, entries.enter_ns, relative.lateness_ns != NEVER)
+    noise, error = _noise(entries, relative, offset, group[entries.collective])
+    usable = np.isin(relative.bound, (EXACT, AT_LEAST))
+    late[usable] = relative.lateness_ns[usable] > noise[usable]
+    count = np.diff(entries.offsets)
+    # Who waited for an input may have come last only by what its first message took: the last of the others
+    # is charged, for these.
+    waits = (entries.rule == Rule.AFTER_INPUT) & ~usable & (entries.granted_ns != NEVER)
+    when = np.where(waits, NEVER, entries.enter_ns)
+    # A rank of which only a lower bound is known is last, or nothing is known of what it waited.
+    latest = np.maximum.reduceat(when, entries.offsets[:-1])[entries.collective] if total else when
+    when[(entries.rule == Rule.UNSEEN) & (when < latest)] = NEVER
+    seen = np.bincount(entries.collective[when != NEVER], minlength=len(count))
+    # The two latest entries of each collective, by sorting within it.
+    order = np.lexsort((when, entries.collective))
+    ends = entries.offsets[1:] - 1
+    whole = count >= 2
+    top = order[ends[whole]]
+    second = order[ends[whole] - 1]
+    lead = when[top] - np.where(when[second] == NEVER, when[top], when[second])
+    good = (when[second] != NEVER) & (lead > 0) & usable[top]
+    last[top[good]] = True
+    wait[top[good]] = lead[good] * (seen[whole][good] - 1)
+    cost = wait / np.maximum(count - 1, 1)[entries.collective]
+    return Charges(late, last, wait, cost, noise, error, offset)
+
+
+def _noise(
+    entries: Entries, relative: Relative, offset: NDArray[np.float64], of_row: NDArray[np.int64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Per row the lateness that its group's own noise explains, and its error, ns.
+
+    Noise is the scatter of entries (``sigmas_of``), and at least what a rank's host usually needs to hand
+    a message on.
+    """
+    sigma, floor = sigmas_of(entries, offset, relative.lateness_ns != NEVER, of_row)
+    noise = np.maximum(SIGMAS * sigma, floor).round().astype(np.int64)
+    return noise, np.maximum(INTERVAL_IN_SIGMAS * sigma, floor).round().astype(np.int64)
+
+
+def sigmas_of(
+    entries: Entries, values: NDArray[np.float64], usable: NDArray[np.bool_], of_row: NDArray[np.int64]
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Per row one standard deviation of its group's noise, and its hosts' usual reaction, ns.
+
+    Noise is how much each rank's ``values`` scatter about their own median, on the quieter side (a
+    fault shows on one side only), taken as the median over ranks.
+    """
+    sigma, floor = np.zeros(len(values)), np.zeros(len(values))
+    for each in np.unique(of_row):
+        whole = of_row == each
+        mine = whole & usable
+        rows = np.flatnonzero(mine)
+        scatter = [scatter_of(values[rows[places]]) for places in classes(entries.endpoint[rows])]
+        reactions = entries.reaction_ns[mine]
+        reactions = reactions[reactions != NEVER]
+        floor[whole] = float(np.median(reactions)) if len(reactions) else 0.0
+        sigma[whole] = float(np.median(scatter)) if scatter else 0.0
+    return sigma, floor
+
+
+def scatter_of(values: NDArray[np.float64]) -> float:
+    """One standard deviation of a rank's ``values`` about their own median.
+
+    A fault that sets in halfway, or goes round among few ranks, is no noise, yet parts the values into two
+    heaps. They are two where the closest third of all values lies twice as close as quartiles do; then the
+    wider heap counts. On a busy host heaps are too wide for that: where neighbours in time lie twice as close
+    as quartiles do, an onset parts them, and the scatter of neighbours counts.
+    """
+
+    def of(part: NDArray[np.float64]) -> float:
+        low, middle, high = percentiles(part, (25, 50, 75))
+        return min(middle - low, high - middle) / QUARTER_IN_SIGMAS
+
+    whole, ordered = of(values), np.sort(values)
+    if len(values) < FEWEST_IN_HEAPS:
+        return whole
+    third = -(-len(values) // 3)
+    closest = float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
+    if closest / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
+        beside = float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+        return beside if 2 * beside < whole else whole
+    widest = int(np.argmax(np.diff(ordered[third // 2 : -(third // 2)]))) + third // 2 + 1
+    return min(whole, max(of(ordered[:widest]), of(ordered[widest:])))
 
 
 class Own(NamedTuple):
@@ -72,7 +191,7 @@ def own_lateness(
 ) -> Own:
     """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
 
-    Less what the network may have kept it for (``excused_ns``, see ``network_delay``). The noise is that of
+    Less what the network may have kept it for (``excused_ns``, see ``links``). The noise is that of
     the work itself. Entries scatter by what peers of other groups handed on, too, and would hide a rank that
     is late once a step.
     """
@@ -108,3 +227,19 @@ def own_lateness(
     at_place, none = causes.usual == AT_PLACE, np.zeros(len(tied), bool)
     design = np.zeros(len(tied))
     return Own(amount_ns, excess, amount, sigma, unproved, most, usual, at_place, unread, none, design)
+
+
+class Evidence(NamedTuple):
+    """Collectives, when their ranks came, and what these answer for; by row of Entries where nothing else is
+    said."""
+
+    instances: Sequence[Instance]
+    entries: Entries
+    relative: Relative
+    charges: Charges
+    causes: Causes
+    own: Own
+    group: NDArray[np.int64]  # of each collective
+    step: NDArray[np.int64]  # -1: in none (``find_steps``)
+    worked_ns: int  # how long the job took without stalls (``find_work``)
+    stalls: Tail | None = None  # how long hand-overs stall

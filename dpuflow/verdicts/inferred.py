@@ -7,7 +7,6 @@ whole, so that the result, the findings and the agent draw on the same rows.
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -27,24 +26,26 @@ from dpuflow.schema.rows import Op
 from dpuflow.verdicts.accounts import Known, account_for
 from dpuflow.verdicts.bulk import fed_rows, find_bulk
 from dpuflow.verdicts.causes import Waits, causes_of
-from dpuflow.verdicts.costs import charge
 from dpuflow.verdicts.coverage import coverage_of, doubt_untold, unread_shares, with_confidence
 from dpuflow.verdicts.edges import measure_edges
-from dpuflow.verdicts.evidence import Evidence
-from dpuflow.verdicts.excess import own_lateness, tied_rows, with_stages
+from dpuflow.verdicts.excess import Evidence, charge, own_lateness, tied_rows, with_stages
 from dpuflow.verdicts.judgement import doubt, judge, sooner_ns
-from dpuflow.verdicts.links import measure_links, slow_rows
-from dpuflow.verdicts.network_delay import excused_ns, find_queues, held_up, queued_ns
-from dpuflow.verdicts.other_waits import group_before, left_before, unread_until
-from dpuflow.verdicts.overlap import find_overlap
+from dpuflow.verdicts.links import excused_ns, find_queues, held_up, measure_links, queued_ns, slow_rows
 from dpuflow.verdicts.parallelism import find_tokens, group_kinds
-from dpuflow.verdicts.partial_capture import busy_elsewhere, never_captured
 from dpuflow.verdicts.pauses import Work, find_work
 from dpuflow.verdicts.pipelines import find_pipelines
-from dpuflow.verdicts.receivers import registered_rows, slow_receivers, taken_before, taken_until
+from dpuflow.verdicts.receivers import slow_receivers, taken_before, taken_until
 from dpuflow.verdicts.stages import compare_stages
 from dpuflow.verdicts.steps import find_steps, places_in_steps
 from dpuflow.verdicts.units import kinds_of
+from dpuflow.verdicts.waits import (
+    busy_elsewhere,
+    find_overlap,
+    group_before,
+    left_before,
+    never_captured,
+    unread_until,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -57,19 +58,17 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.accounts import Account
     from dpuflow.verdicts.bulk import Bulk
     from dpuflow.verdicts.causes import Causes
-    from dpuflow.verdicts.costs import Charges
     from dpuflow.verdicts.coverage import Coverage
     from dpuflow.verdicts.edges import Measured
-    from dpuflow.verdicts.excess import Own
+    from dpuflow.verdicts.excess import Charges, Own
     from dpuflow.verdicts.judgement import Judgement
-    from dpuflow.verdicts.links import Links
-    from dpuflow.verdicts.network_delay import Queue
-    from dpuflow.verdicts.overlap import Overlap
+    from dpuflow.verdicts.links import Links, Queue
     from dpuflow.verdicts.parallelism import Kind, Tokens
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.receivers import SlowReceiver
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps
+    from dpuflow.verdicts.waits import Overlap
 
 
 class Inferred(NamedTuple):
@@ -120,7 +119,7 @@ class Traffic(NamedTuple):
     """What messages tell of the network, and of what goes on beside the collectives."""
 
     links: Links
-    held_up: NDArray[np.bool_]  # of each exchange (``network_delay``)
+    held_up: NDArray[np.bool_]  # of each exchange (``links``)
     queues: dict[int, Queue]
     queued: NDArray[np.int64]  # per row of Entries (``queued_ns``)
     bulk: list[Bulk]
@@ -128,20 +127,14 @@ class Traffic(NamedTuple):
     overlap: Overlap | None
 
 
-class Compared(NamedTuple):
-    """Ranks of pipelines, each beside its replicas, else beside the other stages."""
-
-    pipelines: list[Pipeline]
-    stages: list[Stage]
-
-
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
     """Run the stages. ``instances``: collectives over ``exchanges``; ``entries``: when their ranks came."""
     read = _read(joined, exchanges, instances, entries)
     traffic = _traffic(read)
     work = find_work(read.entries, read.step)
-    evidence, compared = _evidence(read, traffic, work.ns)
-    bounded, told, judgements = _judgements(read, traffic, evidence, compared)
+    pipelines = find_pipelines(instances, read.entries, read.step, traffic.taken)
+    evidence, stages = _evidence(read, traffic, pipelines, work.ns)
+    bounded, told, judgements = _judgements(read, traffic, evidence, stages)
     tokens = [find_tokens(each, read.step, instances, read.entries) for each in read.steps]
     decoding = [each for each, found in zip(read.steps, tokens, strict=True) if found is not None]
     return Inferred(
@@ -155,13 +148,13 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         links=traffic.links,
         queues=traffic.queues,
         groups=read.groups,
-        kinds=group_kinds(read.groups, read.group_of, instances, read.steps, compared.pipelines, decoding),
+        kinds=group_kinds(read.groups, read.group_of, instances, read.steps, pipelines, decoding),
         group_of=read.group_of,
         steps=read.steps,
-        accounts=_accounts(read, traffic, evidence, compared, judgements),
+        accounts=_accounts(read, traffic, evidence, pipelines, judgements),
         tokens=tokens,
-        pipelines=compared.pipelines,
-        stages=compared.stages,
+        pipelines=pipelines,
+        stages=stages,
         judgements=judgements,
         told=told,
         edges=measure_edges(joined, exchanges, instances, read.entries),
@@ -195,7 +188,7 @@ def _traffic(read: Read) -> Traffic:
         queued_ns(queues, entries),
         find_bulk(exchanges, instances, entries),
         taken_until(exchanges, instances, entries),
-        find_overlap(instances, read.dated, before, read.group_of, read.step),
+        find_overlap(kinds_of(instances, read.group_of), read.dated, before, read.group_of, read.step),
     )
 
 
@@ -207,7 +200,6 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
     left = np.maximum(left_before(dated, kin), taken_before(instances, dated, traffic.taken))
     return Waits(
         fed_rows(traffic.bulk, entries) if traffic.bulk else None,
-        partial(registered_rows, exchanges, read.joined.transfers, instances, entries),
         left,
         unread,
         kin,
@@ -217,7 +209,9 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
     )
 
 
-def _evidence(read: Read, traffic: Traffic, worked_ns: int) -> tuple[Evidence, Compared]:
+def _evidence(
+    read: Read, traffic: Traffic, pipelines: Sequence[Pipeline], worked_ns: int
+) -> tuple[Evidence, list[Stage]]:
     """What each rank answers for, and how stages of pipelines compare."""
     exchanges, instances, entries, dated = read.exchanges, read.instances, read.entries, read.dated
     relative, group_of = read.relative, read.group_of
@@ -226,22 +220,21 @@ def _evidence(read: Read, traffic: Traffic, worked_ns: int) -> tuple[Evidence, C
     causes = causes_of(instances, dated, relative, charges, slow, _waits(read, traffic))
     excused = excused_ns(exchanges, instances, dated, traffic.held_up)
     own = own_lateness(instances, dated, relative, causes, group_of, excused)
-    pipelines = find_pipelines(instances, entries, read.step, traffic.taken)
     compared, stages = compare_stages(pipelines, instances, entries)
     own, causes = with_stages(own, causes, compared)
     stalled = stalls(entries, exchanges, instances, group_of[entries.collective])
     evidence = Evidence(
         instances, dated, relative, charges, causes, own, group_of, read.step, worked_ns, stalled
     )
-    return evidence, Compared(pipelines, stages)
+    return evidence, stages
 
 
 def _judgements(
-    read: Read, traffic: Traffic, evidence: Evidence, compared: Compared
+    read: Read, traffic: Traffic, evidence: Evidence, stages: Sequence[Stage]
 ) -> tuple[Bounded, dict[int, Coverage], list[Judgement]]:
     """Verdicts, weighed by what was seen; and bounds of lateness and coverage, which they are weighed by.
 
-    Stages get the verdicts of those endpoints that were compared with their replicas.
+    Stages get the verdicts of their endpoints.
     """
     joined, instances, entries = read.joined, read.instances, read.entries
     far = never_captured(instances) | uncaptured(joined)
@@ -254,13 +247,17 @@ def _judgements(
     judgements = doubt_untold(judgements, told, seen)
     judgements = with_confidence(judgements, told, seen, joined.captures)
     verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
-    for stage in compared.stages:
+    for stage in stages:
         stage.verdict = verdicts.get(stage.endpoint, "unknown")
     return bounded, told, judgements
 
 
 def _accounts(
-    read: Read, traffic: Traffic, evidence: Evidence, compared: Compared, judgements: Sequence[Judgement]
+    read: Read,
+    traffic: Traffic,
+    evidence: Evidence,
+    pipelines: Sequence[Pipeline],
+    judgements: Sequence[Judgement],
 ) -> list[Account]:
     """Where the time of each job's steps went."""
     overlap = traffic.overlap
@@ -273,7 +270,7 @@ def _accounts(
         kinds_of(read.instances, read.group_of),
         read.group_of,
     )
-    return account_for(read.exchanges, read.instances, read.dated, read.steps, compared.pipelines, known)
+    return account_for(read.exchanges, read.instances, read.dated, read.steps, pipelines, known)
 
 
 def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], NDArray[np.int64]]:

@@ -16,16 +16,16 @@ from dpuflow.arrays.ordering import percentile
 from dpuflow.entries import AT_LEAST, EXACT
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN
-from dpuflow.verdicts.excess import tied_rows
-from dpuflow.verdicts.persistence import (
+from dpuflow.verdicts.chance import (
     FEWEST,
     LATE_SHARE,
     in_rhythm,
     is_habit,
     is_material,
     is_seldom,
+    standing_of,
 )
-from dpuflow.verdicts.significance import standing_of
+from dpuflow.verdicts.excess import tied_rows
 from dpuflow.verdicts.steps import jobs
 from dpuflow.verdicts.units import (
     Units,
@@ -33,8 +33,7 @@ from dpuflow.verdicts.units import (
     comes_again,
     kinds_of,
     onset_row,
-    turns_of,
-    units_by,
+    units_of,
     usual_rows,
     without_chance,
     world_of,
@@ -46,8 +45,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.entries import Entries
-    from dpuflow.verdicts.evidence import Evidence
-    from dpuflow.verdicts.excess import Own
+    from dpuflow.verdicts.excess import Evidence, Own
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
 LATE: Final = ("late", "intermittent")
@@ -127,13 +125,9 @@ def judge(evidence: Evidence) -> list[Judgement]:
     units, turn = _units(evidence, compared)
     standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
     world = world_of(units, standing, turn, _span_ns(entries), evidence.worked_ns)
-    world.turns = turns_of(units, own, turn, evidence.worked_ns)
-    often = {e for e, u in units.items() if e in world.turns or comes_again(u, world)}
-    # Whose lateness the others hardly waited for is none of them; who takes turns costs what all turns do.
-    cost_ns = {e: round(charges.cost_ns[rows[e]].sum()) for e in often}
-    turns_ns = sum(cost_ns[e] for e in world.turns)
-    often = {e for e in often if is_material(turns_ns if e in world.turns else cost_ns[e], world.span_ns)}
-    world.turns &= often
+    # Whose lateness the others hardly waited for is none of them.
+    cost_ns = {e: round(charges.cost_ns[rows[e]].sum()) for e, u in units.items() if comes_again(u, world)}
+    often = {e for e, ns in cost_ns.items() if is_material(ns, world.span_ns)}
     world.often = frozenset(often)
     world.together = is_habit(
         np.concatenate([np.zeros(0, np.int64), *(u.sure_ns for e, u in units.items() if e not in often)]),
@@ -149,7 +143,8 @@ def _units(
     numbered over the endpoints of a job."""
     instances, entries = evidence.instances, evidence.entries
     kind = kinds_of(instances, evidence.group)
-    units, step = units_by(rows, kind, entries, evidence.own, evidence.step, evidence.worked_ns)
+    step = evidence.step
+    units = {e: units_of(mine, entries, evidence.own, step, kind) for e, mine in rows.items()}
     job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
     jobs_of = np.array([job[e] for e in entries.endpoint.tolist()], np.int64)
     turn = np.where(step >= 0, step * len(job) + jobs_of, -1 - entries.collective)
@@ -248,16 +243,14 @@ def _persistence_of(
     # One rank's incidents alone are none; the same among several ranks go round.
     late_ranks = len(world.often)
     habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.sure_ns, world.whole_ns))
-    if not (habit or endpoint in world.turns or is_material(sum(usual.values()), world.span_ns)):
+    if not (habit or is_material(sum(usual.values()), world.span_ns)):
         return _Said(_on_time_or_unknown(units, world), None, None, usual)
     onset = onset_row(units, own, max(late_ranks, 1))
     begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
-    # Late once in every so many units, evenly; among several that take turns none is the one.
+    # Late once in every so many units, evenly; among several that are late none is the one.
     most = 1 / 2 if late_ranks <= 1 else LATE_SHARE
-    again = endpoint not in world.turns and int(units.amount_ns.sum()) > most * world.amount_ns
-    if is_material(max(sum(usual.values()), sum(begun.values())), world.span_ns) or (
-        again and in_rhythm(units.amount_ns > 0)
-    ):
+    again = int(units.amount_ns.sum()) > most * world.amount_ns and in_rhythm(units.amount_ns > 0)
+    if again or is_material(max(sum(usual.values()), sum(begun.values())), world.span_ns):
         since = int(units.enter_ns[onset]) if onset is not None else None
         return _Said("late", "persistent", since, usual)
     if not charges.cost_ns[rows].any():  # nobody ever waited for it alone
@@ -275,7 +268,7 @@ def _on_time_or_unknown(units: Units, world: World) -> str:
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:
     """Judgements, where nothing is said against ranks that what nobody saw may have kept.
 
-    ``elsewhere``: ranks that others than those captured may have kept (``partial_capture``). ``far``: ranks
+    ``elsewhere``: ranks that others than those captured may have kept (``waits``). ``far``: ranks
     without a capture of their own. They may have waited for messages on links that nobody saw: late they are
     by what their peers saw of them, never by their own doing, and beside a captured rank that is to blame
     they may have waited for that one.

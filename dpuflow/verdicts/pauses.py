@@ -1,7 +1,7 @@
 """Entries of ranks in, how long the job took without stalls, and those stalls, out.
 
 One or two long pauses (a checkpoint, a hang) are no more a job's usual time than one or two incidents are a
-rank's habit (``persistence.is_habit``): from one collective to the next counts for no more than the third
+rank's habit (``chance.is_habit``): from one collective to the next counts for no more than the third
 longest such time. Where many steps are told, neither is what comes in fewer than one of twenty.
 """
 
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.persistence import FEWEST, is_material
+from dpuflow.verdicts.chance import FEWEST, is_material
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

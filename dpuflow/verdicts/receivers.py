@@ -1,14 +1,9 @@
-"""When ranks had taken what they received: GPUs that are slow to, and buffers that say nothing of a host.
+"""When ranks had taken what they received, and whose GPUs are slow to.
 
-In: exchanges, entries. Out: which rows granted for buffers that the application had registered, when ranks
-had taken what came, and whose GPUs take long. A clear-to-send entry for NCCL's own buffers is posted by the
-host, ahead of the kernel; one for registered buffers only when the receiver's kernel has started (net.cc,
-regBufferReady): it says nothing of the host. NCCL's own buffers have eight slots (NCCL_STEPS, device.h) whose
-addresses come again and again; data in registered buffers walks these.
-
-Data is there, and its receiver's GPU copies it out of the slots; no credit for the next operation before it
-has (proxy.cc). A slow one keeps its senders waiting for credits, or is itself late to what comes next. It
-computes no longer than its peers, and the links are as quick as others.
+In: exchanges, entries. Out: when ranks had taken what came, and whose GPUs take long. Data is there, and its
+receiver's GPU copies it out of the slots; no credit for the next operation before it has (proxy.cc). A slow
+one keeps its senders waiting for credits, or is itself late to what comes next. It computes no longer than
+its peers, and the links are as quick as others.
 """
 
 from __future__ import annotations
@@ -18,9 +13,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.entries import against_others, places_of, previous_row
-from dpuflow.entries.inputs import SLOTS
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
-from dpuflow.verdicts.persistence import is_material, usual_excess
+from dpuflow.verdicts.chance import is_material, usual_excess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -109,26 +103,6 @@ def _waited(exchanges: Rows, instances: Sequence[Instance], entries: Entries, nu
 
 AT_ONCE: Final = 0.1
 """Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
-MOST: Final = 0.5
-"""Of a connection's messages: so many at least come where the eighth before them came, in slots."""
-
-
-def registered_rows(
-    exchanges: Rows, transfers: Rows, instances: Sequence[Instance], entries: Entries
-) -> NDArray[np.bool_]:
-    """Rows of ranks that take part in a collective by what they granted for registered buffers."""
-    found = np.zeros(len(entries.endpoint), bool)
-    way = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
-    walking = _walking(exchanges, transfers, way)
-    if not walking.any():
-        return found
-    mine = walking[way]
-    for number, instance in enumerate(instances):
-        rows = instance.rows[mine[instance.rows]]
-        if len(rows):
-            at = slice(*entries.offsets[number : number + 2].tolist())
-            found[at] = np.isin(entries.endpoint[at], exchanges["dst"][rows])
-    return found
 
 
 def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
@@ -193,22 +167,3 @@ def worked_since(
     usual = np.median((until - since)[known])
     later = known & (taken > since) & (2 * (until - taken) >= usual)
     return np.asarray(np.where(later, taken, since), np.int64)
-
-
-def _walking(exchanges: Rows, transfers: Rows, way: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """By way of a connection: whether its data goes to more than eight places, not in turn."""
-    wire = exchanges["wire"]
-    paid = (wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.ROCE_WRITE)
-    rows = np.flatnonzero(paid & (exchanges["grant"] != NONE32) & (exchanges["data"] != NONE32))
-    count = int(way.max(initial=-1)) + 1
-    if len(rows) <= SLOTS:
-        return np.zeros(count, bool)
-    rows = rows[np.lexsort((exchanges["order"][rows], way[rows]))]
-    of, address = way[rows], transfers["va"][exchanges["data"][rows]]
-    pairs = of[SLOTS:] == of[:-SLOTS]
-    again = pairs & (address[SLOTS:] == address[:-SLOTS])
-    compared = np.bincount(of[SLOTS:], pairs, count)
-    walking = (compared > 0) & (np.bincount(of[SLOTS:], again, count) < MOST * compared)
-    for each in np.flatnonzero(walking).tolist():
-        walking[each] = len(np.unique(address[of == each])) > SLOTS
-    return np.asarray(walking, np.bool_)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.persistence import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.receivers import AT_ONCE
 
@@ -182,8 +182,8 @@ def _acts_of(
 
     def before(times: Ints) -> Ints:
         """The last of ``times`` up to each act; NEVER without."""
-        at = np.searchsorted(times, when, "right")
-        return np.r_[NEVER, times][at]
+        last: Ints = np.r_[NEVER, times][np.searchsorted(times, when, "right")]
+        return last
 
     acted = np.r_[NEVER, when[:-1]][: len(when)]
     since = np.where(follows[rows] != NEVER, follows[rows], np.maximum(before(inputs), acted))
@@ -207,7 +207,7 @@ def _together(works: Sequence[Work | None], entries: Entries) -> _Acts | None:
     if not told:
         return None
     rows, unit, own = (
-        np.concatenate(each) for each in zip(*((w.rows, w.unit, w.own_ns) for w in told), strict=True)
+        np.concatenate([getattr(work, name) for work in told]) for name in ("rows", "unit", "own_ns")
     )
     own = np.where((unit >= 0) & (entries.retransmitted[rows] == 0), own, NEVER)
     whole, way = own.astype(np.float64), np.repeat(np.arange(len(told)), [len(work.rows) for work in told])
@@ -217,8 +217,8 @@ def _together(works: Sequence[Work | None], entries: Entries) -> _Acts | None:
         whole += np.where(way != number, more, 0)
     known = (own != NEVER) & np.isfinite(whole)
     share = np.where(known, own / np.where(known & (whole > 0), whole, 1), 1)
-    whole = np.where(known, whole, NEVER).astype(np.int64)
-    return _Acts(rows, whole[None], unit, unit, share)
+    both: Ints = np.where(known, whole, NEVER).astype(np.int64)
+    return _Acts(rows, both[None], unit, unit, share)
 
 
 def _means(values: Ints, of: Ints) -> dict[int, float]:

@@ -7,23 +7,22 @@ them it is late as a rule, again and again, in turn with others, or from a time 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import reduce
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.persistence import (
+from dpuflow.verdicts.chance import (
     CHANCE,
     FEWEST,
     LATE_SHARE,
     SIGMAS,
+    incidents_of,
     is_habit,
     is_material,
     onset_of,
     usual_excess,
 )
-from dpuflow.verdicts.significance import going_round, incidents_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -32,8 +31,8 @@ if TYPE_CHECKING:
 
     from dpuflow.entries import Entries, Tail
     from dpuflow.matching import Instance
+    from dpuflow.verdicts.chance import Standing
     from dpuflow.verdicts.excess import Own
-    from dpuflow.verdicts.significance import Standing
 
 
 NOTHING: Final = np.zeros(0, np.int64)
@@ -51,7 +50,7 @@ class Units(NamedTuple):
     kind: NDArray[np.int64]  # of each row: operation, size and group
 
 
-def _units_of(
+def units_of(
     rows: NDArray[np.int64],
     entries: Entries,
     own: Own,
@@ -95,7 +94,7 @@ def without_chance(
     for e, u in units.items():
         lengths = np.diff(np.r_[starts[e], len(u.rows)])
         amount[e] = np.where(np.repeat(u.amount_ns > 0, lengths), own.amount_ns[u.rows], 0)
-    found = incidents_of({e: of[u.rows] for e, u in units.items()}, amount, 1, stalls)
+    found = incidents_of({e: of[u.rows] for e, u in units.items()}, amount, stalls)
     out = {}
     for e, u in units.items():
         left, sure = (np.add.reduceat(ns, starts[e]) if len(ns) else ns for ns in found[e])
@@ -110,30 +109,6 @@ def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray
     return np.array(of, np.int64)
 
 
-def units_by(
-    rows: Mapping[int, NDArray[np.int64]],
-    kind: NDArray[np.int64],
-    entries: Entries,
-    own: Own,
-    step: NDArray[np.int64],
-    worked_ns: int,
-) -> tuple[dict[int, Units], NDArray[np.int64]]:
-    """The units of each endpoint, given its ``rows``, and the step of each row of Entries that they go by.
-
-    ``kind`` as of ``kinds_of``.
-    """
-    units = {e: _units_of(mine, entries, own, step, kind) for e, mine in rows.items()}
-    if len(np.unique(kind)) == 1 and (step >= 0).any():
-        # Collectives that are all alike are parted into steps by their pauses, and lateness makes some.
-        alone = np.full(len(step), -1)
-        singly = {e: _units_of(mine, entries, own, alone, kind) for e, mine in rows.items()}
-        turning = turns_of(singly, own, entries.collective, worked_ns)
-        # What is told by its turns alone may be one rank, late once in steps of as many collectives as ranks.
-        if sum(int((singly[e].amount_ns > 0).sum()) >= FEWEST for e in turning) > 1:
-            return singly, alone
-    return units, step
-
-
 @dataclass
 class World:
     """What a single endpoint is compared with."""
@@ -144,7 +119,6 @@ class World:
     tests: int  # ranks compared, at each place of their steps
     amount_ns: int  # by which all of them were late of their own doing
     often: frozenset[int] = frozenset()  # endpoints that were late of their own doing as a habit, at a cost
-    turns: frozenset[int] = frozenset()  # endpoints that are late one after the other, each in its turn
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
     together: bool = False  # ... or those of them that are not late as a habit by themselves
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
@@ -171,33 +145,6 @@ def world_of(
         world.among_ranks = is_habit(amounts, whole_ns)
         world.third_ns = int(np.sort(amounts)[-FEWEST]) if len(amounts) >= FEWEST else 0
     return world
-
-
-def turns_of(units: Mapping[int, Units], own: Own, of: NDArray[np.int64], span_ns: int) -> frozenset[int]:
-    """The endpoints that take turns in being late (``significance``); ``of`` is the unit of each row of
-    Entries.
-
-    Only of units that are all alike: steps, or collectives of one kind.
-    """
-    begins = {e: np.flatnonzero(u.place == 0) for e, u in units.items()}
-    if len(units) < 2 or not all(len(each) for each in begins.values()):
-        return frozenset()
-    width = {len(u.rows) // len(begins[e]) for e, u in units.items()}
-    pattern = next(iter(units.values())).kind[: max(width)]
-    for endpoint, each in units.items():
-        if len(width) > 1 or len(each.rows) != len(begins[endpoint]) * len(pattern):
-            return frozenset()
-        if (each.kind.reshape(-1, len(pattern)) != pattern).any():
-            return frozenset()
-    keys = {e: of[u.rows[begins[e]]] for e, u in units.items()}
-    common = reduce(np.intersect1d, keys.values())
-    sums = np.empty((2, len(common), len(units)), np.int64)
-    for column, (endpoint, each) in enumerate(units.items()):
-        order = np.argsort(keys[endpoint])
-        rows = each.rows.reshape(-1, len(pattern))[order[np.searchsorted(keys[endpoint][order], common)]]
-        sums[:, :, column] = own.excess_ns[rows].sum(axis=1), own.later_ns[rows].sum(axis=1)
-    found = going_round(sums[0], sums[1], span_ns)
-    return frozenset(e for e, turns in zip(units, found, strict=True) if turns)
 
 
 def comes_again(units: Units, world: World) -> bool:

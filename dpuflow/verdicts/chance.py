@@ -1,10 +1,9 @@
-"""Each rank's place among its peers, and what chance does: who stands high, and who takes turns in it.
+"""What is beyond noise, chance and cost: the statistics that verdicts rest on.
 
-In: how much longer than its peers each rank worked (``excess``). Out: its standing in each collective, and
-for any of its collectives the chance that a rank that is like all others stands as high; and the ranks that
-took turns, each working longer whenever as many units (steps, else collectives) had gone by as there are
-ranks. Nothing is assumed of how long work takes or scatters: of ranks that are alike each place is as likely
-as any (Friedman, 1937), and single turns may be within the noise.
+In: how much longer than its peers a rank worked, unit by unit (a step, else a collective). Out: whether that
+is a habit, from when on, and how often chance would make it. Nothing is assumed of how long work takes or
+scatters: of ranks that are alike each place among them is as likely as any (Friedman, 1937), and each may
+have any of a unit's amounts.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import numpy as np
 from dpuflow.arrays.ordering import percentile
 from dpuflow.entries import BEYOND
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.persistence import CHANCE, FEWEST, USUAL_SHARE, is_material
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +23,137 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.entries import Tail
+
+
+LATE_SHARE = 2 / 3
+"""Late in at least two of three units: an endpoint is `late`, less often `intermittent`."""
+FEWEST = 3
+"""Less often than this is an incident, not a habit of the endpoint."""
+USUAL_SHARE = 0.8
+"""An endpoint that works longer than its peers in this share of units does so as a rule."""
+MATERIAL_SHARE = 0.01
+"""An endpoint that costs its group less than this share of its time (``pauses``) is not worth a verdict."""
+CRITICAL_SHARE = 0.10
+"""What takes a tenth of the job's time or more is critical, below that a warning; an all-clear must exclude
+what is critical."""
+SIGMAS = 3.0
+"""How many standard deviations of the noise make a rank late in one collective, or a stage in a unit.
+Lateness counts from the earliest rank, so entries pass it more often than one normal value in 700 would."""
+RARELY = 0.1
+"""Who is late in this share of its units or more is late now and then; less often, by incidents."""
+CHANCE_OF_ONE = 0.05
+"""What chance may do to one interval, as to all that are given: 95 % hold."""
+FEWEST_GAPS = 5
+"""Distances between late units that can be told to be even."""
+CHANCE = 0.01
+"""What chance may do in a whole capture: the level of a test, shared by all ranks and places it asks."""
+QUARTER_IN_SIGMAS = 0.6745
+"""Median to quartile of a normal distribution, in standard deviations."""
+MEAN_IN_SIGMAS = 0.8
+"""Mean distance from the middle of a normal distribution, in standard deviations."""
+
+
+def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether a rank's own lateness (0 where it was not late) came often enough, and to enough.
+
+    One or two incidents, however long, make no habit: each unit counts for no more than the third worst.
+    """
+    return is_material(habit_ns(amount_ns), span_ns)
+
+
+def habit_ns(amount_ns: NDArray[np.int64]) -> int:
+    """What its own lateness costs a rank's group, each unit counting no more than the third worst."""
+    third = np.sort(amount_ns)[-FEWEST] if len(amount_ns) >= FEWEST else 0
+    return int(np.minimum(amount_ns, third).sum())
+
+
+def in_rhythm(late: NDArray[np.bool_]) -> bool:
+    """Whether late units come at an even distance, one more or one less now and then.
+
+    Of independent events few lie as far apart as the middle pair: the distances are geometric. Not where they
+    come in every unit.
+    """
+    gaps = np.diff(np.flatnonzero(late))
+    middle = float(np.median(gaps)) if len(gaps) >= FEWEST_GAPS else 0.0
+    return middle >= 2 and float((np.abs(gaps - middle) <= middle / 4).mean()) >= USUAL_SHARE
+
+
+def is_material(amount_ns: int, span_ns: int) -> bool:
+    """Whether lateness of ``amount_ns`` in all costs a job of ``span_ns`` enough to speak of."""
+    return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
+
+
+def is_seldom(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+    """Whether what a rank costs is incidents, no habit that was seen too shortly.
+
+    Of the worst units, without which the others cost nothing to speak of, there are so few that a rank that
+    is late in ``RARELY`` of all would hardly (once in twenty times) have shown no more.
+    """
+    worst, total = np.cumsum(-np.sort(-amount_ns)), len(amount_ns)
+    left = np.concatenate([worst[-1:], worst[-1:] - worst])
+    hits = next(k for k, ns in enumerate([*left.tolist(), 0]) if not is_material(ns, span_ns))
+    if not hits or hits >= RARELY * total:
+        return not hits
+    k = np.arange(hits)
+    terms = np.cumsum(np.log((total - k) / (k + 1)) + np.log(RARELY / (1 - RARELY)))
+    return float(np.exp(total * np.log(1 - RARELY) + np.r_[0.0, terms]).sum()) < CHANCE_OF_ONE
+
+
+def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> int:
+    """By how much a rank is late as a rule because it works longer, ns a time; 0 where it does not.
+
+    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. Whether
+    that is more than noise or chance is asked apart: of places among peers (``chance``), or of its
+    size.
+    """
+    if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
+        return 0
+    return max(round(float(np.median(later_ns))), 0)
+
+
+def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, ranks: int = 1) -> int | None:
+    """Where a rank began to work longer: the unit that best parts little from much excess, or None.
+
+    The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
+    the amounts. It must hold for how often as well: the same ratio for the share of units that exceed
+    their peers by more than half of what is usual after the cut (a Bernoulli sequence). The first must
+    beat "no change" by the modified Bayesian information criterion (Zhang and Siegmund, 2007), the second
+    by log n for each of the ``ranks`` that are late now and then; with at most one of three such units before
+    the cut, and two of three after it, or longer work as a rule (``usual_excess``), and that half beyond the
+    noise.
+    ``sigma_ns``, one standard deviation of the noise, is the least scatter that is taken for real. At
+    least ``least`` units before it show no such excess: late from the start has no onset.
+    """
+    n = len(excess_ns)
+    if n < 2 * FEWEST:
+        return None
+    values = excess_ns.astype(np.float64)
+    floor = max(MEAN_IN_SIGMAS * sigma_ns, 1e-9) * n
+    alone = max(_scatter(values), floor)
+    cuts = np.arange(FEWEST, n - FEWEST + 1)
+    apart = np.array([_scatter(values[:k]) + _scatter(values[k:]) for k in cuts])
+    price = 1.5 * np.log(n) - (np.log(cuts / n) + np.log(1 - cuts / n)) / 2
+    at = int(np.argmin(apart))
+    best, gain = int(cuts[at]), n * np.log(alone / max(apart[at], floor)) - price[at]
+    half = float(np.median(values[best:])) / 2
+    more = values > half
+    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n * ranks)
+    rises = gain > 0 and often > 0 and half > sigma_ns
+    rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= FEWEST
+    after = excess_ns[best:]
+    rises &= more[best:].mean() >= LATE_SHARE or usual_excess(after, after) > sigma_ns
+    return best if rises else None
+
+
+def _binomial(hits: NDArray[np.bool_]) -> float:
+    """The log-likelihood of a run of independent events at their own rate."""
+    rate = np.clip(hits.mean(), 1e-9, 1 - 1e-9)
+    return float(hits.sum() * np.log(rate) + (~hits).sum() * np.log(1 - rate))
+
+
+def _scatter(values: NDArray[np.float64]) -> float:
+    return float(np.abs(values - np.median(values)).sum())
+
 
 TILTS: Final = 2.0 ** np.arange(-4, 6)
 """Exponents at which Chernoff's bound is tried: the best of them is a bound as any other."""
@@ -89,7 +218,6 @@ class Incidents(NamedTuple):
 def incidents_of(
     units: Mapping[int, NDArray[np.int64]],
     amounts_ns: Mapping[int, NDArray[np.int64]],
-    acts: float,
     stalls: Tail | None,
 ) -> dict[int, Incidents]:
     """What of each rank's amounts, by its acts, neither chance nor its host's stalls explain.
@@ -98,7 +226,7 @@ def incidents_of(
     others count, rank by rank or all together, from a length on, if the chance that hosts stall so often, so
     long, is below ``BEYOND``: as often as hand-overs show (``stalls``). Where the capture shows none, all is
     open. ``amounts_ns`` is 0 within the noise; each is what a rank was late by once, in the unit that
-    ``units`` tells, or in so many ``acts``. A step of many collectives holds several stalls, and their sum
+    ``units`` tells. A step of many collectives holds several stalls, and their sum
     is none of them.
     """
     nothing = np.zeros(0, np.int64)
@@ -114,7 +242,7 @@ def incidents_of(
         least = [0.0, 0.0 if each in apart else np.inf]
         if stalls is not None and each not in apart:
             least = [
-                min(_least_ns(some, times * acts, stalls, surely=few) for some in (mine, others))
+                min(_least_ns(some, times, stalls, surely=few) for some in (mine, others))
                 for times, few in zip(OCCASIONS, (True, False), strict=True)
             ]
         found[each] = Incidents(*(np.where(mine >= ns, mine, 0) for ns in least))
@@ -125,7 +253,7 @@ def _standing_out(unit: NDArray[np.int64], rank: NDArray[np.int64], amount_ns: N
     """The ranks whose incidents are more, or larger, than chance deals out to one of them.
 
     Of ranks that are alike each has any of a unit's amounts as likely as any other, whatever their
-    distribution. No amount counts for more than the rank's third largest (``persistence.habit_ns``). The one
+    distribution. No amount counts for more than the rank's third largest (``chance.habit_ns``). The one
     that stands out most is set aside, and the others are asked again; all share the level ``CHANCE``.
     """
     found: set[int] = set()
@@ -179,45 +307,3 @@ def _chance(least: NDArray[np.int64], total: int, share: NDArray[np.float64]) ->
         apart = seen * np.log(seen / share)
         apart += np.where(seen < 1, (1 - seen) * np.log((1 - seen) / (1 - share)), 0.0)
         return np.where(seen > share, np.exp(-total * apart), 1.0)
-
-
-def going_round(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64], span_ns: int) -> NDArray[np.bool_]:
-    """Of each rank (column) whether it is one of several that work longer in turn; rows are units in order.
-
-    ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late,
-    ``span_ns`` how long all of it took. A rank takes part if at its turn it works longer four times of five,
-    and that costs its share of what counts; at least two must, at different turns.
-    """
-    units, ranks = excess_ns.shape
-    none = np.zeros(ranks, bool)
-    if ranks < 2 or units < 2 * ranks or _by_chance(excess_ns, ranks) >= CHANCE:
-        return none
-    turn = np.arange(units) % ranks
-    own = np.full(ranks, -1)
-    for rank in range(ranks):
-        usual = [float(np.median(later_ns[turn == k, rank])) for k in range(ranks)]
-        best = int(np.argmax(usual))
-        mine = turn == best
-        often = percentile(excess_ns[mine, rank], 100 * (1 - USUAL_SHARE)) > 0
-        if often and is_material(round(usual[best] * int(mine.sum()) * ranks), span_ns):
-            own[rank] = best
-    return own >= 0 if len(np.unique(own[own >= 0])) > 1 else none
-
-
-def _by_chance(excess_ns: NDArray[np.int64], period: int) -> float:
-    """How often units in random order would be as alike ``period`` units later as these are.
-
-    Alike are the places of the ranks, less each rank's mean place: who always works longer is no turn. Of
-    units in random order the products of two have mean 0 and the variance that all units' places have.
-    """
-    units, ranks = excess_ns.shape
-    of = np.repeat(np.arange(units), ranks)
-    place = standing_of(of, excess_ns.ravel()).place.reshape(units, ranks)
-    place -= place.mean(axis=0)
-    total, pairs = 0.0, 0
-    for turn in range(period):
-        mine = place[turn::period]
-        total += (float((mine.sum(axis=0) ** 2).sum()) - float((mine**2).sum())) / 2
-        pairs += len(mine) * (len(mine) - 1) // 2
-    variance = float((np.cov(place, rowvar=False, bias=True) ** 2).sum())
-    return 0.5 * erfc(total / sqrt(2 * pairs * variance)) if pairs and variance > 0 else 1.0
