@@ -8,6 +8,7 @@ import typing
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -17,12 +18,13 @@ from dpuflow.conditions import TABLE
 from dpuflow.conditions.describe import MARK, runbook
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.findings.build import DETECTORS
-from dpuflow.findings.case import Case
+from dpuflow.findings.case import Case, Cost
 from dpuflow.findings.needs import NEEDS
 from dpuflow.findings.ranks import _began, _share
+from dpuflow.findings.standstills import find_late_credits
 from dpuflow.quantities import duration
 from dpuflow.results import Analysis, Finding, Lateness
-from dpuflow.schema.rows import Op, Transport
+from dpuflow.schema.rows import EXCHANGE, Op, Transport, Wire
 from dpuflow.schema.tables import CaptureTables, Clock, Joined
 from dpuflow.verdicts import Inferred
 
@@ -356,6 +358,29 @@ def test_receivers_that_refuse_starve_their_senders() -> None:
     assert "10.0.0.4 refused messages from 10.0.0.1 7 times" in found.summary
     assert "receiver" in found.advice
     assert found.evidence
+
+
+@pytest.mark.parametrize(
+    ("wire", "found"), [(Wire.ROCE_WRITE_IMM, 1), (Wire.GLOO_DATA, 0), (Wire.OB1_RNDV, 0)]
+)
+def test_credits_given_in_the_call_show_a_late_rank_and_no_slow_receiver(wire: Wire, found: int) -> None:
+    rows = EXCHANGE.zeros(80)
+    rows["dst"], rows["wire"] = np.arange(80) % 4, wire
+    rows["grant_ns"], rows["grant_arrived_ns"] = np.arange(80) * MS, np.arange(80) * MS + 1000
+    # All that is sent to rank 2 leaves at once, to others after a while.
+    rows["data_ns"] = rows["grant_arrived_ns"] + np.where(rows["dst"] == 2, 500, MS // 2)
+    result, captures, joined = analysed(job(), 4)
+    case: Any = SimpleNamespace(
+        inferred=SimpleNamespace(accounts=[SimpleNamespace(step_ns=MS, credit=MS // 4)], receivers=[]),
+        exchanges=rows,
+        lost_ns=0,
+        span_ns=lambda *ends: 80 * MS,
+        cost=lambda share, ends: Cost(0, share),
+        result=result,
+        captures=captures,
+        joined=joined,
+    )
+    assert len(list(find_late_credits(case))) == found
 
 
 def test_a_slow_link_whose_receiver_closed_its_window_is_no_slow_link() -> None:

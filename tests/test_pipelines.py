@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,7 +68,8 @@ def play(
     return world
 
 
-def analysed(world: World, stages: int) -> Analysis:
+def analysed(world: World, stages: int, near: frozenset[int] | None = None) -> Analysis:
+    """``near``: the stages that were captured; None: all."""
     transfers = world.transfers()
     exchanges = build_exchanges(transfers)
     instances = [
@@ -75,6 +77,8 @@ def analysed(world: World, stages: int) -> Analysis:
         for i in world.instances(exchanges)
     ]
     instances.sort(key=lambda instance: int(instance.rows[0]))
+    for instance in instances:
+        instance.view = replace(instance.view, near=near)
     captures, joined = captured(transfers, stages)
     return concluded(captures, joined, exchanges, instances)
 
@@ -105,6 +109,13 @@ def test_even_stages(schedule: str, stages: int, batches: int, sync: bool) -> No
     # The classic bubble: of a step of (batches + stages - 1) turns a stage works batches.
     assert found.idle_share[1] == pytest.approx(1 - batches / (batches + stages - 1), abs=0.08)
     assert found.idle_share[0] is None
+
+
+def test_an_end_without_a_capture_may_go_on_and_is_not_judged() -> None:
+    """What it gets from others is not seen, so nothing tells what it works."""
+    result = analysed(play("1f1b", 4, 8, 6, even, sync=False), 4, frozenset({0, 1, 2}))
+    said = {row.endpoint: row.verdict for row in result.lateness}
+    assert (said[1], said[2], said.get(3, "unknown")) == ("on_time", "on_time", "unknown")
 
 
 @pytest.mark.parametrize("sync", [True, False])

@@ -507,5 +507,7 @@ def test_where_nobody_is_late_a_critical_fault_is_the_headline() -> None:
     lines = list(text_lines(result))
     assert lines[0] == "CREDIT STARVATION: Rank 1 is slow to receive."
     assert lines[1].startswith("  NOBODY ")
-    fault.severity = "warning"
+    fault.confidence = 0.5  # as good as a guess
+    assert next(text_lines(result)).startswith("NOBODY ")
+    fault.confidence, fault.severity = 0.9, "warning"
     assert next(text_lines(result)).startswith("NOBODY ")

@@ -88,7 +88,8 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
     """One finding for the receiver whose credits come late, where operations waited for credits.
 
     What waits for its credit leaves as soon as that is there; which receiver's senders do so more often than
-    the others' tells whose credits are late.
+    the others' tells whose credits are late. NCCL's hosts give credits ahead of their ranks; where a library
+    gives them in the rank's own call (Gloo, MPI), a late one shows a late rank.
     """
     steps = sum(account.step_ns for account in case.inferred.accounts)
     share = sum(account.credit for account in case.inferred.accounts) / max(steps, 1)
@@ -98,6 +99,7 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
         return
     rows = case.exchanges
     known = (rows["grant"] != NONE32) & (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
+    known &= rows["wire"] == Wire.ROCE_WRITE_IMM
     # A credit that was held on its way was not granted late.
     way = rows["grant_arrived_ns"] - rows["grant_ns"]
     known &= (rows["grant_ns"] != NEVER) & (way <= TWICE * np.median(way[known]) if known.any() else known)

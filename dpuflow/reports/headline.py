@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 ABOUT_LATENESS = ("straggler", "node_skew", "hang", "desync", "clock_untied", "capture_loss")
 """Findings that are no fault beside lateness: they speak of late ranks or of the capture itself."""
+SURE = 2 / 3
+"""What is wrong once in three times is no answer."""
 STUCK = ("desync", "hang")
 """Findings of a job that stands still."""
 FEWEST_TIMES = 3
@@ -95,7 +97,8 @@ def main_fault(result: Analysis) -> Finding | None:
     """The critical fault that is the answer where nobody is late by its own doing."""
     if any(row.verdict in ("late", "intermittent") for row in result.lateness) or stuck_in(result):
         return None
-    return next((fault for fault in faults_of(result) if fault.severity == "critical"), None)
+    sure = (f for f in faults_of(result) if f.severity == "critical" and f.confidence >= SURE)
+    return next(sure, None)
 
 
 def late_headline(late: list[Lateness], names: Names) -> str:

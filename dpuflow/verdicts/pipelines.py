@@ -52,13 +52,15 @@ class Pipeline(NamedTuple):
     """One chain of stages, the first one first.
 
     ``work[stage][way]``: None where that stage sends nothing that way. ``schedule`` is gpipe, 1f1b,
-    forward (nothing flows back) or None.
+    forward (nothing flows back) or None. ``ends`` are places of ends without a capture of their own: they may
+    have inputs from others, and what they work is not told.
     """
 
     stages: list[int]
     schedule: Schedule | None
     microbatches: int | None  # in a step
     work: list[list[Work | None]]
+    ends: frozenset[int] = frozenset()
 
 
 def find_pipelines(
@@ -71,10 +73,12 @@ def find_pipelines(
     three transfers.
     """
     edges: dict[tuple[int, int], list[int]] = {}
+    captured: set[int] = set()
     for number, instance in enumerate(instances):
         alone = instance.op == Op.SEND_RECV and len(instance.order) == 2 and not instance.view.inside
         if alone and instance.complete:
             edges.setdefault((instance.order[0], instance.order[1]), []).append(number)
+            captured.update(filter(instance.was_captured, instance.order))
     edges = {edge: found for edge, found in edges.items() if len(found) >= REPEATS}
     neighbours: dict[int, set[int]] = {}
     for src, dst in edges:
@@ -95,7 +99,12 @@ def find_pipelines(
             chains.append(chain)
     books = {edge: _Edge(found, entries, taken) for edge, found in edges.items()}
     busy = _Busy(instances, entries)
-    return [_pipeline(chain, books, busy, step) for chain in chains]
+    found = (_pipeline(chain, books, busy, step) for chain in chains)
+    return [each._replace(ends=_open_ends(each.stages, captured)) for each in found]
+
+
+def _open_ends(stages: Sequence[int], captured: set[int]) -> frozenset[int]:
+    return frozenset(place for place in (0, len(stages) - 1) if stages[place] not in captured)
 
 
 class _Edge:

@@ -86,6 +86,7 @@ def compare_stages(
     """What each act of a stage took longer than those of its peers; and the stages, in order."""
     stages = {end: Stage(end) for each in pipelines for end in each.stages}
     families = list(_families(pipelines, instances, entries))
+    unjudged = {each.stages[place] for each in pipelines for place in each.ends}
     for family, replicated in families:
         for end in family:
             stages[end].peers = sorted({*stages[end].peers, *family} - {end})
@@ -97,6 +98,8 @@ def compare_stages(
         ]
         sigma = float(np.median([_scatter(each.beyond_ns) for each in beside]))
         for (end, acts), told in zip(family.items(), beside, strict=True):
+            if end in unjudged:
+                continue
             alone = len(stages[end].peers) < 2
             part = _late(acts, told, sigma, None if replicated else alone)
             _describe(stages[end], acts, part)
