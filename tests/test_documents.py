@@ -58,7 +58,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs/inference").glob("*.md")), ids=lambda page: str(page.name)
+    "page", sorted((ROOT / "docs/theory").glob("*.md")), ids=lambda page: str(page.name)
 )
 def test_modules_that_rules_name_exist(page: Path) -> None:
     """``[`room/module.function`, ...]`` behind a rule says where it is carried out."""

@@ -6,7 +6,7 @@ later than their peers they entered, and for how long a link that nobody saw may
 Of such a rank its entry may be seen, but not when it left the collective before: it may have worked longer,
 or have waited for messages on links between other nodes. A link is the same for all its messages. Where the
 schedule lets the captured rank wait for that link, too, its own time in collectives bounds what the link
-can do; where it does not, nothing does, and the cause stays unknown (docs/inference/verdicts.md).
+can do; where it does not, nothing does, and the cause stays unknown (docs/theory/verdicts.md).
 """
 
 from __future__ import annotations
