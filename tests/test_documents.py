@@ -57,9 +57,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs/theory").glob("*.md")), ids=lambda page: str(page.name)
-)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/theory").glob("*.md")), ids=lambda page: str(page.name))
 def test_modules_that_rules_name_exist(page: Path) -> None:
     """``[`room/module.function`, ...]`` behind a rule says where it is carried out."""
     modules = {path.stem: path for path in (ROOT / "dpuflow").rglob("*.py")}
