@@ -5,7 +5,7 @@ READY := .venv/.ready-test
 RUN := .venv/.ready-run
 ARGS ?=
 MINUTES ?= 5
-PAGES := README.md $(wildcard docs/*.md docs/*/*.md)
+PAGES := $(wildcard *.md docs/*.md docs/*/*.md bench/*.md bench/*/*.md) traces/README.md
 JOBS ?= auto
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)

@@ -1,6 +1,6 @@
 """What packets can show of each rank's lateness, by operation, algorithm, stack and role.
 
-In: the schedules of ``schedules.graph``. Out: rows, and the table of docs/inference/lateness.md.
+In: the schedules of ``schedules.graph``. Out: rows, and the table of docs/theory/entries.md.
 ``PYTHONPATH=tests python -c "from lateness_table import markdown; print(markdown())"`` prints it.
 """
 
@@ -90,7 +90,7 @@ def _named(mine: list[int], n: int, rooted: bool) -> str:
 
 
 def markdown() -> str:
-    """The table of docs/inference/lateness.md. Algorithms of one operation that come out alike share rows."""
+    """The table of docs/theory/entries.md. Algorithms of one operation that come out alike share rows."""
     alike: dict[tuple[str, tuple[tuple[str, str, tuple[str, ...]], ...]], list[str]] = {}
     for op, named in groupby(rows(), key=lambda row: row.op):
         for name, group in groupby(named, key=lambda row: row.algorithm):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from itertools import islice
 from pathlib import Path
 
 import click
 import pytest
 
-from dpuflow.cli.commands import dpuflow
+import dpuflow
+from dpuflow.cli.commands import dpuflow as command_line
+from dpuflow.reports.text import text_lines
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -17,9 +20,9 @@ SHOWN = re.compile(r"\bdpuflow ([a-z]+)((?: +[^\s`|#&>;]+)+)")
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_commands_shown_have_these_options(page: Path) -> None:
-    context = click.Context(dpuflow)
+    context = click.Context(command_line)
     for name, words in SHOWN.findall(page.read_text()):
-        command = dpuflow.get_command(context, name)
+        command = command_line.get_command(context, name)
         if command is None:
             continue  # prose: "dpuflow reads"
         own = words.split(" -- ")[0].split()
@@ -33,6 +36,16 @@ def test_commands_shown_have_these_options(page: Path) -> None:
             parts = {option for each in command.params for option in each.opts}
         used = {word.split("=")[0].rstrip(".,:)'\"") for word in own if re.match(r"--?[A-Za-z]", word)}
         assert used <= parts | {"--help"}, f"dpuflow {name}{words}"
+
+
+def test_the_verdict_shown_is_what_the_bundled_capture_gives() -> None:
+    nodes = sorted((ROOT / "traces/gloo-allreduce-n4").glob("node*.pcap.gz"))
+    verdict = " ".join(" ".join(islice(text_lines(dpuflow.analyze(nodes)), 9)).split())
+    for page in ("README.md", "docs/report.md"):
+        shown = re.search(r"(?:^    .+\n)+", (ROOT / page).read_text().partition("\n    LATE: ")[2], re.M)
+        assert shown is not None
+        for line in re.sub(r"\n {8,}", " ", shown.group()).splitlines():
+            assert " ".join(line.split()) in verdict, page
 
 
 def options(group: click.Group, name: str, context: click.Context) -> list[str]:
@@ -57,9 +70,7 @@ def test_links_lead_somewhere(page: Path) -> None:
             assert not anchor or anchor in anchors(target), link
 
 
-@pytest.mark.parametrize(
-    "page", sorted((ROOT / "docs/inference").glob("*.md")), ids=lambda page: str(page.name)
-)
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/theory").glob("*.md")), ids=lambda page: str(page.name))
 def test_modules_that_rules_name_exist(page: Path) -> None:
     """``[`room/module.function`, ...]`` behind a rule says where it is carried out."""
     modules = {path.stem: path for path in (ROOT / "dpuflow").rglob("*.py")}

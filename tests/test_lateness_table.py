@@ -28,7 +28,7 @@ from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema.rows import NEVER, Wire
 
 MS = 1_000_000
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "inference" / "lateness.md"
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "theory" / "entries.md"
 STYLES = {GLOO: "gloo", EAGER: "eager", RENDEZVOUS: "rendezvous", NCCL: "eager"}
 
 

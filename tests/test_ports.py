@@ -73,7 +73,7 @@ def test_what_a_starved_host_repeats_needlessly_is_no_loss(tmp_path: Path, share
 def test_a_lost_packet_is_counted_once_however_many_are_sent_again(tmp_path: Path) -> None:
     told = found(tmp_path, LOOP + "faults: [{kind: loss, share: 0.005, src: 1}]")["packet_loss"]
     assert told.endpoints[0] == 1
-    lost, packets = (int(word) for word in told.summary.split()[:3:2])
+    lost, packets = (int(word.replace(",", "")) for word in told.summary.split()[:3:2])
     assert lost / packets == pytest.approx(0.005, rel=0.4)
     assert "were retransmitted needlessly" in told.summary
 

@@ -52,7 +52,6 @@ cp deploy/debian/warm.py "$library/"
 install -m 755 deploy/debian/dpuflow.launcher "$payload/usr/bin/dpuflow"
 install -m 644 deploy/debian/agent.yaml "$payload/etc/dpuflow/agent.yaml"
 install -m 644 README.md docs/*.md "$payload/usr/share/doc/dpuflow/"
-install -m 644 -D -t "$payload/usr/share/doc/dpuflow/inference" docs/inference/*.md
 install -m 644 -D -t "$payload/usr/share/doc/dpuflow/theory" docs/theory/*.md
 install -m 644 -D -t "$payload/usr/share/man/man1" deploy/man/*.1
 gzip -9n "$payload"/usr/share/man/man1/*.1

@@ -33,7 +33,7 @@ TROUBLES_TOLD: Final = (
 """Findings that speak of the network or of credits."""
 MATERIAL: Final = 0.01
 SIGMAS: Final = 3.0
-"""What is late now and then must stand out from what ranks differ by anyway (docs/inference/verdicts.md)."""
+"""What is late now and then must stand out from what ranks differ by anyway (docs/theory/verdicts.md)."""
 SUMS: Final = ("op_alike", "bytes_held", "bytes_asked", "bytes_right", "protocol_asked", "protocol_right",
 "bounds", "violated", "causes",
                "causes_right", "packets", "late", "late_shown", "late_told", "dated", "dated_exact",
@@ -173,7 +173,7 @@ def shows(scenario: Scenario, case: Case, slack_ns: float) -> bool:
 
     The guilty one is on the wire, and is late by more than NVLink hides; what packets prove of its lateness
     costs what counts, 1 % of the time and as much more as scoring leaves out; and what comes now and then
-    stands out from what ranks differ by anyway (docs/inference/verdicts.md).
+    stands out from what ranks differ by anyway (docs/theory/verdicts.md).
     """
     fault = case.compute_fault
     if fault is None:

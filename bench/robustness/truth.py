@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Fault = Literal["throughout", "now and then", "network", "receiver", "nobody"]
 
 MATERIAL: Final = 0.01
-"""A verdict takes 1 % of the time (docs/inference/verdicts.md); scoring leaves out 30 % about a threshold."""
+"""A verdict takes 1 % of the time (docs/theory/verdicts.md); scoring leaves out 30 % about a threshold."""
 ASKED: Final = 1.3 * MATERIAL
 BORNE: Final = 0.5 * MATERIAL
 """From half of what a verdict takes on, a rank's own lateness is no invention."""

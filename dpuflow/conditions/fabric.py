@@ -15,7 +15,7 @@ ROWS: Final = (
         EAST_WEST,
         "A rank enters collectives late by its own doing, and its peers wait.",
         "its lateness stands out from the noise of its group's entries, or from its peers' work in the same"
-        " steps (docs/inference/verdicts.md).",
+        " steps (docs/theory/verdicts.md).",
         f"What a step would be shorter by, else what peers waited: {_OF_RANKS}.",
         "Compare the rank's work with its peers' first: layers, shard and batch sizes, input lengths, tokens"
         " routed to its experts; then its host: data loading, garbage collection, checkpoints, other jobs;"

@@ -3,7 +3,7 @@
 In: what a captured rank heard of the others, entries, lateness. Out: for each rank heard of the latest
 entry that fits all that was heard, where each link takes what is usual; then bounds for ranks of which no
 lateness can be claimed, but of which a message came so late that they, or others that they wait for, are
-likely to have been the last (docs/inference/one-node.md, "who may have been the last").
+likely to have been the last (docs/theory/one-node.md).
 
 A message of step k leaves once its sender has done k steps and has its inputs; so whoever it stands for had
 entered that many links before (``schedules.graph.depths``). Where what was heard before explains a message,

@@ -1,7 +1,7 @@
 """What had reached a rank before its first act, of all that the act may have waited for.
 
 In: the exchanges of all collectives and each rank's first act. Out: when the last of it had come, and what it
-was (docs/inference/lateness.md, "Dependencies").
+was (docs/theory/entries.md, "Blockers").
 
 A first answer needs its own offer. So do those that follow it before any data has come: their receives were
 posted at once, and who had been there would have answered the first of these offers when it came. Other
