@@ -68,16 +68,17 @@ def find_pipelines(
     ``taken_until``.
 
     Rings and stars are no pipelines; nor is a chain in which some neighbours exchanged fewer than
-    three transfers.
+    three transfers, or none whose times are known.
     """
     edges: dict[tuple[int, int], list[int]] = {}
     for number, instance in enumerate(instances):
         alone = instance.op == Op.SEND_RECV and len(instance.order) == 2 and not instance.view.inside
         if alone and instance.complete:
             edges.setdefault((instance.order[0], instance.order[1]), []).append(number)
-    edges = {edge: found for edge, found in edges.items() if len(found) >= REPEATS}
+    read = {edge: _Edge(found, entries, taken) for edge, found in edges.items() if len(found) >= REPEATS}
+    books = {edge: book for edge, book in read.items() if len(book.rows)}
     neighbours: dict[int, set[int]] = {}
-    for src, dst in edges:
+    for src, dst in books:
         neighbours.setdefault(src, set()).add(dst)
         neighbours.setdefault(dst, set()).add(src)
     chains = []
@@ -93,7 +94,6 @@ def find_pipelines(
         unseen -= set(chain)
         if all(len(neighbours[stage]) == 2 for stage in chain[1:-1]) and len(neighbours[chain[-1]]) == 1:
             chains.append(chain)
-    books = {edge: _Edge(found, entries, taken) for edge, found in edges.items()}
     busy = _Busy(instances, entries)
     return [_pipeline(chain, books, busy, step) for chain in chains]
 
