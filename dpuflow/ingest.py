@@ -105,12 +105,18 @@ def ingest_source(
             seen["packet"] = block.columns["frame"][seen["packet"]]
             pauses.append(seen)
     flows, tcp = reader.flows, readers.tcp
+    name = reader.info.files[0] if reader.info.files else reader.info.vantage
     if tcp and tcp.barred:
         reader.info.warnings.append(
-            f"{reader.info.files[0] if reader.info.files else reader.info.vantage}: {tcp.barred} TCP streams"
-            " are read as bursts from some point on: they have too many messages, smaller than any library's"
+            f"{name}: {tcp.barred} TCP streams are read as bursts from some point on: they have too many"
+            " messages, smaller than any library's"
         )
     messages = readers.finish(flows, reader.endpoints)
+    if tcp and tcp.hidden.too_many:
+        reader.info.warnings.append(
+            f"{name}: {tcp.hidden.too_many} stretches of TCP streams whose headers were cut off are read as"
+            " bursts: they would be more messages than so few captured bytes are worth"
+        )
     if readers.roce:
         reader.info.snaplen_needed = readers.roce.snaplen_needed
     tables = CaptureTables(

@@ -173,6 +173,19 @@ def cut_nccl(size: int, rng: Random) -> Frames:
         yield frame, 64_054
 
 
+def cut_ob1(size: int, rng: Random) -> Frames:
+    """Open MPI's numbers leap by what fits into segments of 64 KiB, of which only headers were captured."""
+    hello = struct.pack("<BBHI", 65, 1, 0, 14) + struct.pack("<BBHiiH", 65, 0, 1, 0, 5, 0)
+    yield (frame := tcp(10 << 24 | 1, 10 << 24, (5000, 4000), 1, hello)), len(frame)
+    seq = number = 0
+    for _ in range(max(size // 170, 1)):
+        message = struct.pack("<BBHI", 65, 1, 0, 14) + struct.pack("<BBHiiH", 65, 0, 1, 0, 5, number & 0xFFFF)
+        yield (frame := tcp(10 << 24, 10 << 24 | 1, (4000, 5000), seq, message)), len(frame)
+        seq += len(message)
+        yield tcp(10 << 24, 10 << 24 | 1, (4000, 5000), seq, b"", 2700 * 22), 54 + 2700 * 22
+        seq, number = seq + 2700 * 22, number + 1 + 2700
+
+
 def holes(size: int, rng: Random) -> Frames:
     """Segments behind a hole that is never filled, on many connections."""
     for k in range(size // 130):
@@ -219,6 +232,7 @@ SHAPES: dict[str, Callable[[int, Random], Frames]] = {
     for each in (
         strangers, hub, circle, mesh, chatter, anyone, leaps, requests, small_nccl, small_gloo,
         small_gloo_data,
-        small_ob1, small_ucx, cut_segments, cut_nccl, holes, connections, nothing, pauses, zero_lengths,
+        small_ob1, small_ucx, cut_segments, cut_nccl, cut_ob1, holes, connections, nothing, pauses,
+        zero_lengths,
     )
 }  # fmt: skip

@@ -139,3 +139,23 @@ def test_of_windows_that_are_fresh_no_more_nothing_is_lost() -> None:
     assert board.analysis(19) is None
     assert Board().analysis() is None
     assert len(board._packed) == 100 - FRESH
+
+
+def test_what_windows_name_alike_is_kept_once() -> None:
+    """Six hundred windows of thousands of endpoints each took 50 MiB."""
+    board = Board()
+    for number in range(3):
+        made = window(number)
+        if number == 2:
+            made.analysis.endpoints[1].rank = 7
+            made.analysis.endpoints.append(Endpoint(2, "10.0.0.3", ["10.0.0.3"]))
+        board.publish(made)
+    first, second, third = (each.analysis for each in board.windows())
+    assert first.endpoints == second.endpoints
+    assert [ours is theirs for ours, theirs in zip(first.endpoints, second.endpoints, strict=True)] == [
+        True,
+        True,
+    ]
+    assert [endpoint.rank for endpoint in third.endpoints] == [0, 7, None]
+    assert third.endpoints[0] is first.endpoints[0]
+    assert first.groups[0] is third.groups[0]

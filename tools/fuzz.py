@@ -1,14 +1,16 @@
 """Feed broken captures to the readers and the stages after them, for as long as one likes.
 
-    python tools/fuzz.py --minutes N --seed S [--kind mutants,packets,files,lives,stamps,shapes,...]
+    python tools/fuzz.py --minutes N --seed S [--kind mutants,packets,files,lives,stamps,talks,...]
 
 mutants: good packets, each changed by itself, against the plain parser. packets: random ones. files:
 damaged files through the reader (twice, plain and compressed) and the plain parser. lives: well-formed
 captures of packets lost, doubled, late and altered, through the whole analysis. stamps: the same with stamps
-that cannot be. shapes: packets that strain one table each, of any size and mix, against the bound of memory.
-columns: column files with flipped bits: what is loaded without a word is what was saved. requests, texts: see
-``fuzz_outside.py``. Each seed is one case, of one input or many; a case that fails, crashes, hangs or takes
-too much memory is told by its kind and seed, and ``--only KIND:SEED`` runs it alone.
+that cannot be. talks: whole conversations, well formed for the wire, absurd in what they claim, in any
+tunnels and options of pcapng, against the bound of memory. shapes: packets that strain one table each, of
+any size and mix, against the same. columns: column files with flipped bits: what is loaded without a word is
+what was saved. requests, texts: see ``fuzz_outside.py``. Each seed is one case, of one input or many; a case
+that fails, crashes, hangs or takes too much memory is told by its kind and seed, and ``--only KIND:SEED``
+runs it alone.
 
 Good captures come from ``traces`` and, where they are, from DPUFLOW_SHARED or ``../shared``.
 """
@@ -39,6 +41,7 @@ if TYPE_CHECKING:
 HOME = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(HOME), str(HOME / "tests"), str(HOME / "tools")]
 
+import conversations  # noqa: E402
 import fuzz_outside  # noqa: E402
 import mutants  # noqa: E402
 import mutations  # noqa: E402
@@ -50,7 +53,7 @@ CASE_SECONDS = 60  # a case takes well under one
 MOST_MIB = 600  # resident; the reader's own buffers take some 20
 MOST_FILE = 1 << 19
 CHUNK = 400  # cases a process runs
-SLOW = ("lives", "stamps", "shapes", "texts")  # a whole analysis each, or many inputs
+SLOW = ("lives", "stamps", "talks", "shapes", "texts")  # a whole analysis each, or many inputs
 MUTANTS = 2000  # packets of a capture
 COLUMNS = ("endpoints", "flows", "messages", "pauses", "setups", "members")
 
@@ -192,14 +195,26 @@ def mixes(rng: Random) -> None:
     made = [shapes.SHAPES[name](rng.randrange(2000, 40_000), rng) for name in names]
     turns = itertools.chain.from_iterable(itertools.zip_longest(*made))
     raw = shapes.capture((f for f in turns if f is not None), rng.choice((1, 1000, 10**6)))
+    within_bound([raw], "a.pcap")
+
+
+def talks(rng: Random) -> None:
+    """Conversations that are followed as far as collectives, within the bound of memory."""
+    within_bound(conversations.captures(rng), "a.pcapng")
+
+
+def within_bound(vantages: list[bytes], name: str) -> None:
+    """Captures through the whole analysis: what that may take is known in advance."""
     with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "a.pcap")
-        path.write_bytes(raw)
+        paths = [Path(folder, f"{number}-{name}") for number in range(len(vantages))]
+        for path, raw in zip(paths, vantages, strict=True):
+            path.write_bytes(raw)
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-        through([[path]])
+        through([[path] for path in paths])
         grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
-    if grown > 64 * len(raw) + (300 << 20):
-        raise Finding(f"{grown >> 20} MiB for {len(raw)} bytes")
+    size = sum(map(len, vantages))
+    if grown > 64 * size + (300 << 20):
+        raise Finding(f"{grown >> 20} MiB for {size} bytes")
 
 
 @cache
@@ -268,8 +283,8 @@ def through(vantages: list[list[Path]], clock: str = "auto") -> None:
 
 
 KINDS: dict[str, Callable[[Random], int | None]] = {
-    "mutants": changed, "packets": packets, "files": files, "lives": lives, "stamps": stamps, "shapes": mixes,
-    "columns": columns, "requests": fuzz_outside.requests, "texts": fuzz_outside.texts,
+    "mutants": changed, "packets": packets, "files": files, "lives": lives, "stamps": stamps, "talks": talks,
+    "shapes": mixes, "columns": columns, "requests": fuzz_outside.requests, "texts": fuzz_outside.texts,
 }  # fmt: skip
 
 

@@ -12,6 +12,7 @@ import zlib
 from collections import deque
 from collections.abc import Mapping  # noqa: TC003  (types of Health's fields are read at run time, for OpenAPI)
 from dataclasses import dataclass, field, fields, replace
+from itertools import zip_longest
 from typing import TYPE_CHECKING, Final, Literal
 
 from dpuflow.agent.rolling import Rolled
@@ -213,6 +214,9 @@ class Board:
 
     def publish(self, window: Window, findings: tuple[FindingState, ...] = ()) -> None:
         """Add a window and the findings that opened, changed or closed with it."""
+        before = self.latest()
+        if before is not None:
+            window = replace(window, analysis=_shared(window.analysis, before.analysis))
         events = [Event("window", window.end_ns, window=window)]
         with self._lock:
             if len(self._windows) == self._windows.maxlen:
@@ -363,6 +367,16 @@ class Board:
         over.sort(key=lambda state: state.last_ns)
         for state in over[: max(len(over) - QUEUE, 0)]:
             del self._findings[state.id]
+
+
+def _shared(analysis: Analysis, before: Analysis) -> Analysis:
+    """The analysis; what it names as the window ``before`` did is kept once for both: most never changes."""
+    named = {
+        name: [old if new == old else new for new, old in zip_longest(here, there)][: len(here)]
+        for name in ("endpoints", "groups")
+        if (here := getattr(analysis, name)) and (there := getattr(before, name))
+    }
+    return replace(analysis, **named)
 
 
 def _rows(analysis: Analysis) -> int:

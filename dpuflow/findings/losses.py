@@ -10,7 +10,7 @@ from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import make_finding
 from dpuflow.findings.evidence import message_evidence, most
 from dpuflow.quantities import duration, listed, name_of, percent
-from dpuflow.schema.rows import Seen
+from dpuflow.schema.rows import NEVER, Seen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,10 +98,13 @@ def _of_losses(case: Case, sender: int) -> NDArray[np.int64]:
     again = np.flatnonzero(columns[AGAIN])
     part = case.joined.transfers[rows[again]]
     # What came only after a timeout left in time: it was under way until it was there, or acknowledged.
-    there = np.where((part["seen"] & Seen.AT_RECEIVER) != 0, part["arrived_end_ns"], part["acked_ns"])
+    acked, sent = part["acked_ns"], part["sent_ns"]
+    there = np.where((part["seen"] & Seen.AT_RECEIVER) != 0, part["arrived_end_ns"], acked)
+    there = np.where(there == NEVER, sent, there)  # nobody saw it arrive
     # Where the acknowledgment was lost the sender knows nothing until it has repeated it all.
-    there = np.where(part["acked_ns"] - there > case.repeats.answered_ns, part["acked_ns"], there)
-    columns[UNDER_WAY, again] = np.maximum(columns[UNDER_WAY, again], there - part["sent_ns"])
+    late = (acked != NEVER) & (acked - there > case.repeats.answered_ns)
+    there = np.where(late, acked, there)
+    columns[UNDER_WAY, again] = np.maximum(columns[UNDER_WAY, again], there - sent)
     return columns
 
 

@@ -336,3 +336,8 @@ def total_flows(
             flows[name][theirs] = tables.flows[name][mine]
         if tied:
             flows["first_ns"][theirs], flows["last_ns"][theirs] = first_ns[mine], last_ns[mine]
+    for name in (
+        "retransmitted",
+        "ecn_marked",
+    ):  # counted where most were seen: of packets that came further on
+        flows[name] = np.minimum(flows[name], flows["packets"])

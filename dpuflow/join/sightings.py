@@ -192,7 +192,8 @@ def recurs_ns(common: Common, seen: Sightings) -> Ints:
         np.maximum.at(last, flow, seen.last_ns[part])
         met = np.flatnonzero(high > low)
         round_ns = (last - first)[met] * ((low_bits(common)[met] + 1) / (high - low)[met])
-        soonest[met] = np.minimum(soonest[met], np.minimum(round_ns, float(MOST_SLACK)).astype(np.int64))
+        # Clocks that do not go on from one piece to the next may set an end before its beginning.
+        soonest[met] = np.minimum(soonest[met], np.clip(round_ns, 0, MOST_SLACK).astype(np.int64))
     return soonest
 
 

@@ -24,14 +24,17 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Rows
 
 
-def resolve(rows: Rows, links: Rows, flows: Rows) -> tuple[Rows, HiddenCounts]:
-    """All of it: the rows with what could be inferred (``rows`` is changed), and the counts."""
+def resolve(rows: Rows, links: Rows, flows: Rows, room: int) -> tuple[Rows, HiddenCounts]:
+    """All of it: the rows with what could be inferred (``rows`` is changed), and the counts.
+
+    ``room``: how many messages may be inferred.
+    """
     framed = np.isin(flows["framing"][rows["flow"]], (Framing.GLOO, Framing.OB1, Framing.UCX, Framing.OFI))
     index = np.flatnonzero(framed)
     by_flow = index[np.argsort(rows["flow"][index], kind="stable")]
     cuts = np.flatnonzero(np.diff(rows["flow"][by_flow].astype(np.int64))) + 1
     orders = {int(rows["flow"][o[0]]): o for o in np.split(by_flow, cuts) if len(o)}
-    solved = Solved(rows, links)
+    solved = Solved(rows, links, room)
     for resolve_framing in (resolve_gloo, ob1.resolve_ob1, resolve_tagged):
         resolve_framing(rows, links, flows, orders, solved)
     rows, links = solved.applied()

@@ -18,7 +18,7 @@ from dpuflow.messages.stretches import Part
 from dpuflow.schema.rows import Op, Role, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from numpy.typing import NDArray
 
@@ -37,7 +37,8 @@ _LONGEST, _SHORTEST = 512, 4  # frames in a period; how many show one
 _DENSE = 16  # numbers there may be for each that was read
 _REGULAR = 0.98  # share of frames that are alike a period later: the rest were misread
 _TRIES = 256  # ways to fill a gap that are looked at: more is no knowledge
-_LOOKS = 16 * _TRIES  # and places on the way to them
+_LOOKS = 16 * _TRIES  # and places on the way to them,
+_SPARE = 64  # which a flow has once, and beyond it so many for each of its gaps
 
 
 class Filling(NamedTuple):
@@ -60,7 +61,7 @@ class Gap(NamedTuple):
 
 def gaps(rows: Rows, order: Ints, runs: list[Ints]) -> Iterator[Gap]:
     """The runs of one flow (its rows in stream order) by the numbered frames around them."""
-    numbered = order[np.isin(rows["wire"][order], (Wire.OB1_MATCH, Wire.OB1_RNDV))]
+    numbered = _numbered(rows, order)
     place = np.full(len(rows), -1)
     place[order] = np.arange(len(order))
     at = place[numbered]
@@ -76,66 +77,75 @@ def gaps(rows: Rows, order: Ints, runs: list[Ints]) -> Iterator[Gap]:
         yield Gap(before, after, missing, inside)
 
 
-def fill(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[list[Part] | None]:
-    """The frames of each run of a gap, None where it is not certain; ``found``: FINs in runs before it."""
+def fill(
+    rows: Rows, gap: Gap, found: int, usage: Usage, has_room: Callable[[int], bool]
+) -> Iterator[list[Part] | None]:
+    """The frames of each run of a gap, one after the other, None where it is not certain.
+
+    ``found``: FINs in runs before it; ``has_room``: whether there is room for so many frames.
+    """
     if gap.missing < 0:
         # Without a number on both sides only what holds no numbered frame is certain.
-        return _alone(rows, order, gap, found, usage)
-    way = _Search(rows, order, gap, usage).certain(found) if len(gap.runs) <= _TRIES else None
-    if way is None:
-        return [None] * len(gap.runs)
-    parts: list[list[Part] | None] = []
-    number = int(rows["sub"][gap.before])
-    for run, filling in zip(gap.runs, way, strict=True):
-        numbers = [(number + 1 + k) % _SEQUENCES for k in range(len(filling.frames))]
-        number += len(filling.frames)
-        parts.append(_parts(rows, gap, run, filling, numbers, usage))
-    return parts
+        fillings = _alone(rows, gap, found, usage)
+    else:
+        fillings = _Search(rows, gap, usage).certain(found) if len(gap.runs) <= _TRIES else None
+    number: int | None = int(rows["sub"][gap.before]) if gap.before >= 0 else None
+    for run, filling in zip(gap.runs, fillings or [None] * len(gap.runs), strict=True):
+        if filling is None:
+            number = None  # from here on the numbers are not known
+            yield None
+            continue
+        count = len(filling.frames)
+        numbers = [((number or 0) + 1 + k) % _SEQUENCES for k in range(count)]
+        number = None if number is None else number + count
+        fits = has_room(filling.fins + filling.requests + count)
+        yield _parts(rows, gap, run, filling, numbers, usage) if fits else None
 
 
-def _alone(rows: Rows, order: Ints, gap: Gap, found: int, usage: Usage) -> list[list[Part] | None]:
+def _alone(rows: Rows, gap: Gap, found: int, usage: Usage) -> list[Filling | None]:
     """As ``fill`` where a numbered frame was read on one side of the gap at most: at a stream's ends.
 
     At the end further frames may hide, of the sizes usual there.
     """
-    parts: list[list[Part] | None] = []
-    number = int(rows["sub"][gap.before]) if gap.before >= 0 and gap.after < 0 else None
-    usual = frozenset[int]() if number is None else _usual(rows, order, gap)
+    fillings: list[Filling | None] = []
+    usual = usage.around(gap) if gap.before >= 0 and gap.after < 0 else frozenset[int]()
     for run in gap.runs:
         size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
-        fins = _fins(rows, order, run, found)
-        most = size // min(usual, default=size + 1) if number is not None else 0
+        fins = usage.fins(run, found)
+        most = size // min(usual, default=size + 1)
         ways = [
             filling
             for count in range(min(most, _TRIES) + 1)
             for filling in _options(size, fins, count, usual)
             if not filling.odd
         ]
+        fillings.append(ways[0] if len(ways) == 1 else None)
         if len(ways) != 1:
-            parts.append(None)
-            number = None  # from here on the numbers are not known
             usual = frozenset()
-            continue
-        frames = ways[0].frames
-        numbers = [((number or 0) + 1 + k) % _SEQUENCES for k in range(len(frames))]
-        number = None if number is None else number + len(frames)
-        parts.append(_parts(rows, gap, run, ways[0], numbers, usage))
-        found += ways[0].fins
-    return parts
+        else:
+            found += ways[0].fins
+    return fillings
 
 
 class _Search:
     """Looks for the ways to spread a gap's numbered frames over its runs."""
 
-    def __init__(self, rows: Rows, order: Ints, gap: Gap, usage: Usage) -> None:
-        self._rows, self._order, self._gap, self._usage = rows, order, gap, usage
-        self._usual = _usual(rows, order, gap)
+    def __init__(self, rows: Rows, gap: Gap, usage: Usage) -> None:
+        self._gap, self._usage = gap, usage
+        self._usual = usage.around(gap)
+        self._number = int(rows["sub"][gap.before]) + 1
+        self._sizes = [int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]]) for run in gap.runs]
+        # No frame is smaller than a MATCH without data; a number that leapt would ask for thousands of them.
+        rooms = [size // _MATCH for size in self._sizes]
+        self._rooms = [sum(rooms[k:]) for k in range(len(rooms) + 1)]  # most frames in the runs from each on
         self._ways: list[tuple[Filling, ...]] = []
-        self._left = _LOOKS
+        self._left = min(_LOOKS, usage.looks)
 
     def certain(self, found: int) -> tuple[Filling, ...] | None:
         """The one way that is likelier than all others; ``found``: FINs in runs before."""
-        self._spread(self._gap.runs, self._gap.missing, found, ())
+        before = self._left
+        self._spread(0, self._gap.missing, found, ())
+        self._usage.looks -= before - max(self._left, 0)
         ways = self._ways
         if not ways or len(ways) >= _TRIES or self._left < 0:
             return None
@@ -146,50 +156,42 @@ class _Search:
         best = bare or best
         return best.pop() if len(best) == 1 else None
 
-    def _spread(self, runs: list[Ints], missing: int, found: int, so_far: tuple[Filling, ...]) -> None:
-        """All ways to spread ``missing`` frames over the last ``runs``, behind those ``so_far``."""
+    def _spread(self, at: int, missing: int, found: int, so_far: tuple[Filling, ...]) -> None:
+        """All ways to spread ``missing`` frames over the runs from ``at`` on, behind those ``so_far``."""
         if len(self._ways) >= _TRIES:
             return
-        rows, (run, *rest) = self._rows, runs
-        start = int(rows["sub"][self._gap.before]) + 1 + self._gap.missing - missing
-        size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
-        fins = _fins(rows, self._order, run, found)
-        # No frame is smaller than a MATCH without data; a number that leapt would ask for thousands of them.
-        most = min(missing, _room(rows, [run]))
-        least = missing - _room(rows, rest)
-        for count in range(max(least, 0), most + 1):
+        start = self._number + self._gap.missing - missing
+        rest, size = self._rooms[at + 1], self._sizes[at]
+        fins = self._usage.fins(self._gap.runs[at], found)
+        for count in range(max(missing - rest, 0), min(missing, size // _MATCH) + 1):
             self._left -= 1
             if self._left < 0:
                 return
-            expected = self._usage.sizes(start, count)
-            for filling in _options(size, fins, count, self._usual, expected):
+            for filling in _options(size, fins, count, self._usual, self._usage, start):
                 way = (*so_far, filling)
-                if rest:
-                    self._spread(rest, missing - count, found + filling.fins, way)
+                if at + 1 < len(self._sizes):
+                    self._spread(at + 1, missing - count, found + filling.fins, way)
                 else:
                     self._ways.append(way)
 
 
-def _room(rows: Rows, runs: list[Ints]) -> int:
-    """Most numbered frames that runs can hold."""
-    return sum((int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])) // _MATCH for run in runs)
-
-
 def _options(
-    size: int, fins: int, count: int, usual: frozenset[int], expected: tuple[int, ...] = ()
+    size: int, fins: int, count: int, usual: frozenset[int], usage: Usage | None = None, start: int = 0
 ) -> Iterator[Filling]:
     """The ways to fill a run of ``size`` bytes with so many FINs and numbered frames.
 
-    ``usual``: sizes of frames around it; ``expected``: what these ones' are likely to be.
+    ``usual``: sizes of frames around it; ``usage`` tells what those numbered from ``start`` on are likely
+    to be.
     """
+    expected = usage.total(start, count) if usage else 0
     for requests in range(_REQUESTS):
         left = size - fins * _FIN - requests * _REQUEST
         if not count and not left:
             yield Filling(fins, requests, (), 0)
         if not count or left < count * _MATCH:
             continue
-        if expected and sum(expected) == left:
-            yield Filling(fins, requests, expected, 0)
+        if usage and expected == left:
+            yield Filling(fins, requests, usage.sizes(start, count), 0)
             continue
         even = [(each,) * count for each in usual if left == count * each]
         for frames in even or _uneven(left, count, usual):
@@ -204,25 +206,10 @@ def _uneven(size: int, count: int, usual: frozenset[int]) -> Iterator[tuple[int,
             yield (*(each,) * (count - 1), last)
 
 
-def _fins(rows: Rows, order: Ints, run: Ints, found: int) -> int:
-    """FINs in a run: each PUT before it has its FIN before it, in it or right after it."""
-    since, until = int(rows["seq"][run[0]]), int(rows["seq_end"][run[-1]])
-    wires = rows["wire"][order]
-    puts = order[wires == Wire.OB1_PUT]
-    fins = rows["seq"][order[wires == Wire.OB1_FIN]].astype(np.int64)
-    begin, end = rows["seq"][puts].astype(np.int64), rows["seq_end"][puts].astype(np.int64)
-    owed = int((end <= since).sum() - (fins < since).sum()) - found
-    next_put = begin[begin >= until].min(initial=np.iinfo(np.int64).max)
-    return max(0, owed - int(((fins >= until) & (fins < next_put)).sum()))
-
-
-def _usual(rows: Rows, order: Ints, gap: Gap) -> frozenset[int]:
-    """Sizes on the wire of the numbered frames around a gap."""
-    numbered = order[np.isin(rows["wire"][order], (Wire.OB1_MATCH, Wire.OB1_RNDV))]
-    at = int(np.searchsorted(rows["seq"][numbered], rows["seq"][gap.runs[0][0]]))
-    near = numbered[max(0, at - _AROUND) : at + _AROUND]
-    sizes = rows["seq_end"][near].astype(np.int64) - rows["seq"][near].astype(np.int64)
-    return frozenset({_RNDV, *sizes.tolist()})
+def _numbered(rows: Rows, order: Ints) -> Ints:
+    """Of a flow's rows those of frames that have a number."""
+    numbered: Ints = order[np.isin(rows["wire"][order], (Wire.OB1_MATCH, Wire.OB1_RNDV))]
+    return numbered
 
 
 def _parts(rows: Rows, gap: Gap, run: Ints, filling: Filling, numbers: list[int], usage: Usage) -> list[Part]:
@@ -269,14 +256,43 @@ def kind_of(row: np.void) -> Kind:
 class Usage:
     """Which kinds of numbered frames follow each other on a flow: programs repeat themselves."""
 
-    def __init__(self, rows: Rows, order: Ints) -> None:
-        numbered = order[np.isin(rows["wire"][order], (Wire.OB1_MATCH, Wire.OB1_RNDV))]
+    def __init__(self, rows: Rows, order: Ints, gaps: int) -> None:
+        """``order``: the flow's rows in stream order; ``gaps``: how many stretches of it are to be filled."""
+        self.looks = _LOOKS + _SPARE * gaps  # that are left: filling takes time in proportion to the flow
+        numbered = _numbered(rows, order)
         self._rows = rows[numbered]
+        self._all, self._seq = rows, self._rows["seq"].astype(np.int64)
+        self._size = self._rows["seq_end"].astype(np.int64) - self._seq
+        puts, fins = (order[rows["wire"][order] == wire] for wire in (Wire.OB1_PUT, Wire.OB1_FIN))
+        self._put_begins, self._put_ends = (
+            np.sort(rows[name][puts].astype(np.int64)) for name in ("seq", "seq_end")
+        )
+        self._fin_begins = np.sort(rows["seq"][fins].astype(np.int64))
         self._after: Counter[tuple[Kind, Kind]] = Counter()
         self._places: dict[int, Kind] = {}  # within the period
         self._period = 0
         self._of_size: dict[int, set[Kind]] = {}
+        self._between: dict[tuple[Kind | None, Kind | None, int], Kind | None] = {}
+        self._totals = np.zeros(1, np.int64)  # bytes of the period's first frames
+        self._unknown = np.zeros(1, np.int64)  # and how many of them nobody saw
         self._learned = False
+
+    def around(self, gap: Gap) -> frozenset[int]:
+        """Sizes on the wire of the numbered frames around a gap."""
+        at = int(np.searchsorted(self._seq, int(self._all["seq"][gap.runs[0][0]])))
+        return frozenset({_RNDV, *self._size[max(0, at - _AROUND) : at + _AROUND].tolist()})
+
+    def fins(self, run: Ints, found: int) -> int:
+        """FINs in a run: each PUT before it has its FIN before it, in it or right after it.
+
+        ``found``: FINs in runs before it.
+        """
+        since, until = int(self._all["seq"][run[0]]), int(self._all["seq_end"][run[-1]])
+        begins, ends, fins = self._put_begins, self._put_ends, self._fin_begins
+        owed = int(np.searchsorted(ends, since, "right")) - int(np.searchsorted(fins, since)) - found
+        following = int(np.searchsorted(begins, until))
+        there = len(fins) if following == len(begins) else int(np.searchsorted(fins, begins[following]))
+        return max(0, owed - (there - int(np.searchsorted(fins, until))))
 
     def _learn(self) -> None:
         self._learned = True
@@ -293,6 +309,9 @@ class Usage:
             for number, kind in zip(numbers.tolist(), kinds, strict=True):
                 places.setdefault(number % self._period, Counter())[kind] += 1
             self._places = {place: found.most_common(1)[0][0] for place, found in places.items()}
+            sizes = [self._places[at].size if at in self._places else 0 for at in range(self._period)]
+            self._totals = np.cumsum([0, *sizes])
+            self._unknown = np.cumsum([0, *(at not in self._places for at in range(self._period))])
 
     def _find_period(self, numbers: Ints, kinds: list[Kind]) -> int:
         """After how many numbers the kinds repeat; 0 where they do not."""
@@ -317,22 +336,46 @@ class Usage:
             return None
         return self._places.get(number % self._period)
 
+    def total(self, number: int, count: int) -> int:
+        """Bytes on the wire of so many frames from a number on; 0 where that is not known."""
+        if not self._learned:
+            self._learn()
+        if not self._period or not count:
+            return 0
+        first = number % _SEQUENCES
+        last = first + count
+        parts = [(first, min(last, _SEQUENCES)), (0, max(last - _SEQUENCES, 0))]  # numbers begin anew
+        unknown, total = (
+            sum(self._until(sums, end) - self._until(sums, begin) for begin, end in parts)
+            for sums in (self._unknown, self._totals)
+        )
+        return 0 if unknown else total
+
+    def _until(self, sums: Ints, number: int) -> int:
+        """The sum over the numbers before ``number``, by sums over the period."""
+        rounds, rest = divmod(number, self._period)
+        return rounds * int(sums[-1]) + int(sums[rest])
+
     def sizes(self, number: int, count: int) -> tuple[int, ...]:
-        """Sizes on the wire of so many frames from a number on; empty where that is not known."""
+        """Sizes on the wire of so many frames from a number on, where ``total`` knows them."""
         kinds = [self.at((number + k) % _SEQUENCES) for k in range(count)]
-        return tuple(kind.size for kind in kinds if kind) if all(kinds) else ()
+        return tuple(kind.size for kind in kinds if kind)
 
     def between(self, before: Kind | None, after: Kind | None, size: int) -> Kind | None:
         """The kind of that size that most often stands between two others; None where none ever did."""
         if not self._learned:
             self._learn()
-        often = {
-            kind: (self._after[before, kind] if before else 0) + (self._after[kind, after] if after else 0)
-            for kind in self._of_size.get(size, ())
-        }
-        best = max(often.values(), default=0)
-        found = [kind for kind, times in often.items() if times == best]
-        return found[0] if best and len(found) == 1 else None
+        asked = before, after, size
+        if asked not in self._between:
+            often = {
+                kind: (self._after[before, kind] if before else 0)
+                + (self._after[kind, after] if after else 0)
+                for kind in self._of_size.get(size, ())
+            }
+            best = max(often.values(), default=0)
+            found = [kind for kind, times in often.items() if times == best]
+            self._between[asked] = found[0] if best and len(found) == 1 else None
+        return self._between[asked]
 
 
 def _like(rows: Rows, gap: Gap, size: int, time_ns: int) -> int:

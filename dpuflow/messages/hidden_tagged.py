@@ -45,7 +45,7 @@ def resolve_tagged(
             before = kinds[first - 1] if first else None
             after = kinds[last + 1] if last + 1 < len(kinds) else None
             fill = _found(kinds, size, before, after)
-            if fill is None:
+            if fill is None or not solved.has_room(len(fill)):
                 continue
             link = solved.put(run, [_part(kind) for kind in fill])
             link["known"] = [kind[5] for kind in fill]

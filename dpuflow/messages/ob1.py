@@ -170,9 +170,9 @@ def resolve_ob1(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarr
         fins = 0
         runs = stretches(links, order)
         solved.counts.stretches += len(runs)
-        usage = Usage(rows, order)
+        usage = Usage(rows, order, len(runs))
         for gap in gaps(rows, order, runs):
-            for run, parts in zip(gap.runs, fill(rows, order, gap, fins, usage), strict=True):
+            for run, parts in zip(gap.runs, fill(rows, gap, fins, usage, solved.has_room), strict=True):
                 if parts:
                     fins += sum(part.wire == Wire.OB1_FIN for part in parts)
                     solved.put(run, parts)

@@ -27,6 +27,7 @@ class HiddenCounts:
     resolved: int = 0  # of them, those whose fields could be inferred
     stretches: int = 0  # runs of bytes without a readable header
     stretches_resolved: int = 0
+    too_many: int = 0  # of them, those that were known and stay bytes, for want of room
     bytes_unresolved: int = 0
 
 
@@ -42,17 +43,26 @@ class Part(NamedTuple):
 
 
 class Solved:
-    """What stretches were found to be: the pieces that are gone, and MESSAGE and LINK rows in their place."""
+    """What stretches were found to be: the pieces that are gone, and MESSAGE and LINK rows in their place.
 
-    def __init__(self, rows: Rows, links: Rows) -> None:
-        self._rows, self._links = rows, links
+    ``room``: how many messages there is room for in all: of what nobody captured, a gap may hold any number.
+    """
+
+    def __init__(self, rows: Rows, links: Rows, room: int) -> None:
+        self._rows, self._links, self._room = rows, links, room
         self.counts = HiddenCounts()
         self._gone: list[np.ndarray] = []
         self._made: list[Rows] = []
         self._their_links: list[Rows] = []
 
+    def has_room(self, count: int) -> bool:
+        """Whether so many messages more can be kept; counted where they cannot."""
+        self.counts.too_many += count > self._room
+        return count <= self._room
+
     def put(self, run: np.ndarray, parts: list[Part]) -> Rows:
-        """These messages fill the stretch; returns their LINK rows, empty so far."""
+        """These messages, which have room, fill the stretch; returns their LINK rows, empty so far."""
+        self._room -= len(parts)
         self._gone.append(run)
         self._made.append(split(self._rows, run, parts))
         self._their_links.append(np.zeros(len(parts), self._links.dtype))

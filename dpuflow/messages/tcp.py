@@ -142,7 +142,8 @@ class TcpMessages:
         flows["framing"][setup], flows["rtt_min_ns"][setup] = Framing.NCCL, NEVER
         _mark_setups(self._rows[:count], setup)
         self._mark_heads(flows, self._rows[:count])
-        rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows)
+        room = max(self._most_rows() - count, 0)
+        rows, self.hidden = resolve(self._rows[:count], self._links[:count], flows, room)
         self._mark_openings(flows, rows)
         flows["messages"] += np.bincount(rows["flow"], minlength=len(flows)).astype(np.uint32)
         return rows[np.argsort(rows["last_ns"], kind="stable")]
@@ -170,6 +171,11 @@ class TcpMessages:
             return
         told = rows["flow"][~keep & (links["piece"] == 0)]
         flows["messages"] += np.bincount(told, minlength=len(flows)).astype(np.uint32)
+        # What was captured goes along with what it told.
+        held, here = (
+            np.bincount(rows["flow"][which], minlength=len(streams)) for which in (keep, slice(None))
+        )
+        streams["total_seen"] = streams["total_seen"] * (held / np.maximum(here, 1))
         place = places(keep)
         back, on = nearest_kept(links["prev"], keep), nearest_kept(links["next"], keep)
         links["prev"], links["next"] = moved(back, place), moved(on, place)
@@ -263,7 +269,7 @@ class TcpMessages:
         Headers of four bytes that announce nothing may follow each other for ever: no library sends so.
         """
         streams, told = self._streams, int(self._counts[self._state.ROWS])
-        if told <= _FREE_ROWS + int(streams["total_seen"].sum()) // _ROW_BYTES:
+        if told <= self._most_rows():
             return
         of = np.bincount(self._rows["flow"][:told], minlength=len(streams))
         dense = (streams["barred"] == 0) & (of > streams["total_seen"] // _ROW_BYTES)
@@ -271,6 +277,10 @@ class TcpMessages:
         streams["barred"][dense] = 1
         streams["mode"][framed] = self._state.BURST
         self.barred += int(dense.sum())
+
+    def _most_rows(self) -> int:
+        """So many messages, read or inferred, are worth what is kept of them."""
+        return _FREE_ROWS + int(self._streams["total_seen"].sum()) // _ROW_BYTES
 
     def _more_rows(self, extra: int) -> None:
         room = max(2 * len(self._rows), len(self._rows) + extra)

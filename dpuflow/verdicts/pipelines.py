@@ -70,7 +70,7 @@ def find_pipelines(
     ``taken_until``.
 
     Rings and stars are no pipelines; nor is a chain in which some neighbours exchanged fewer than
-    three transfers.
+    three transfers, or none whose times are known.
     """
     edges: dict[tuple[int, int], list[int]] = {}
     captured: set[int] = set()
@@ -79,9 +79,10 @@ def find_pipelines(
         if alone and instance.complete:
             edges.setdefault((instance.order[0], instance.order[1]), []).append(number)
             captured.update(filter(instance.was_captured, instance.order))
-    edges = {edge: found for edge, found in edges.items() if len(found) >= REPEATS}
+    read = {edge: _Edge(found, entries, taken) for edge, found in edges.items() if len(found) >= REPEATS}
+    books = {edge: book for edge, book in read.items() if len(book.rows)}
     neighbours: dict[int, set[int]] = {}
-    for src, dst in edges:
+    for src, dst in books:
         neighbours.setdefault(src, set()).add(dst)
         neighbours.setdefault(dst, set()).add(src)
     chains = []
@@ -97,7 +98,6 @@ def find_pipelines(
         unseen -= set(chain)
         if all(len(neighbours[stage]) == 2 for stage in chain[1:-1]) and len(neighbours[chain[-1]]) == 1:
             chains.append(chain)
-    books = {edge: _Edge(found, entries, taken) for edge, found in edges.items()}
     busy = _Busy(instances, entries)
     found = (_pipeline(chain, books, busy, step) for chain in chains)
     return [each._replace(ends=_open_ends(each.stages, captured)) for each in found]

@@ -9,7 +9,7 @@ it left the one in between with all others.
 
 Of a rank without a capture of its own its entry may be seen, but not when it left the collective before: it
 may have worked longer, or have waited for messages on links between other nodes. So whose doing it was stays
-unknown (docs/inference/verdicts.md).
+unknown (docs/theory/verdicts.md).
 """
 
 from __future__ import annotations
