@@ -9,7 +9,7 @@ import pytest
 from collective_worlds import HOP, REACT, World, algorithm_of, captured, run_job
 
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Entries, Relative, Rule, build_entries, relate, weigh
-from dpuflow.entries.needs import build_needs, started_ns
+from dpuflow.entries.places import build_needs, started_ns
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import dependencies

@@ -17,12 +17,13 @@ from readings import read_bytes, read_file
 
 import dpuflow
 from dpuflow.agent.config import parse_config
-from dpuflow.entries import needs, relative
+from dpuflow.entries import places, relative
 from dpuflow.errors import FormatError, OptionError
 from dpuflow.findings import losses
 from dpuflow.identity.rankmap import read_rank_map
 from dpuflow.kernels import links
 from dpuflow.matching import Job, hypotheses, parts
+from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.matching.sequenced import sequenced_instances
 from dpuflow.messages.hidden_ob1 import Gap, Usage, fill
 from dpuflow.recorded import read_recorded
@@ -177,7 +178,7 @@ def test_a_stage_without_any_input_seen_is_no_crash():
 def test_a_rank_that_talks_to_itself():
     """Its linear all_to_all has no messages between ranks; how many there were was divided by none."""
     linear = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
-    assert needs._plan(linear, 1, 0, 1) is None
+    assert places._plan(linear, 1, 0, 1) is None
 
 
 def test_errors_of_centuries():

@@ -153,7 +153,7 @@ def test_clocks_that_are_set_or_slewed_in_mid_capture(
 
 @pytest.mark.parametrize("captured", [4, 3])
 def test_what_was_lost_behind_the_tap_arrived_when_it_was_acknowledged(shared: Path, captured: int) -> None:
-    """Node 3's own capture shows all packets of messages that its host then dropped: they came by timeouts."""
+    """Node 3's capture shows all packets of messages of which its host then dropped some: timeouts."""
     case = shared / "captures/roce/nccl-net-loss-n4-128k"
     transfers = join(read_case(case)[:captured]).transfers
     lossy = transfers[transfers["retransmitted"] > 0]

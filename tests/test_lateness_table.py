@@ -22,7 +22,7 @@ from lateness_table import (
 
 from dpuflow.entries import BOUNDS, RULES, Rule, build_entries, relate, weigh
 from dpuflow.entries.rows import ENTRY as ROW
-from dpuflow.entries.rows import MARGIN, SIGN, blank
+from dpuflow.entries.rows import HEARD, MARGIN, blank
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema.rows import NEVER, Wire
@@ -85,7 +85,7 @@ def test_entries_keep_to_the_table(algorithm: Algorithm, stack: str) -> None:
 def test_entries_are_as_declared() -> None:
     """Each column stands in its record, at most 25 of them, and no others do."""
     entries = blank(np.zeros(3, np.int64), np.arange(3), np.array([0, 3]))
-    for record, table in ((ROW, entries), (SIGN, entries.signs), (MARGIN, entries.margins)):
+    for record, table in ((ROW, entries), (MARGIN, entries.margins), (HEARD, entries.heard)):
         columns = {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
         beside = {"offsets", "early_ns"} if record is ROW else set()
         assert columns.keys() - beside == {field.name for field in record.fields}

@@ -5,23 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pytest
-from synth_worlds import loop, settings
 
-from dpuflow.analysis import analyze_tables
 from dpuflow.arrays.ordering import Picked
-from dpuflow.entries import Rule, build_entries
+from dpuflow.entries import build_entries
 from dpuflow.entries.blockers import Scene, held_senders
-from dpuflow.entries.leaving import kept_until_ns
 from dpuflow.entries.reactions import law_of
-from dpuflow.ingest import ingest
 from dpuflow.matching.model import Instance, InstanceView
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
-from dpuflow.synth.case import write_case
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from numpy.typing import NDArray
 
 
@@ -77,26 +69,6 @@ def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:
     assert np.flatnonzero(held_senders(scene)).tolist() == [2 * 5]
 
 
-@pytest.mark.parametrize(("late_us", "rule"), [(60, Rule.LONG_AFTER), (2, Rule.AFTER_INPUT)])
-def test_a_root_that_is_now_and_then_late_shows_itself(late_us: int, rule: Rule, tmp_path: Path) -> None:
-    """Of two ranks of a tree the root only answers; what it usually takes for that, its other answers say."""
-    scenario = loop(
-        "op: all_reduce, algorithm: tree, protocol: ll, bytes: 33608",
-        settings(
-            cluster={"nodes": 2},
-            nccl={"channels": 1},
-            faults=[{"kind": "gpu_late", "mode": "transient", "rank": 0, "us": late_us, "from_iteration": 5,
-                     "iterations": 3}],
-        ),
-        iterations=30,
-    )  # fmt: skip
-    captures = write_case(scenario, str(tmp_path))
-    tables = [ingest([str(tmp_path / c.name)], c.name, number) for number, c in enumerate(captures)]
-    entries = analyze_tables(tables).inferred.entries
-    assert set(entries.rule[0::2][5:8].tolist()) == {rule}
-    assert set(np.delete(entries.rule[0::2], [5, 6, 7]).tolist()) == {Rule.AFTER_INPUT}
-
-
 def test_transfers_that_may_have_been_launched_as_one_say_nothing_of_each_other() -> None:
     rows = transfers(2, {}, count=2)
     instances = [
@@ -131,13 +103,3 @@ def test_streams_that_ever_overlap_say_nothing_of_each_other() -> None:
     beside = build_entries(rows, instances)
     assert beside.since_ns[[2, 6]].tolist() == [NEVER, NEVER]
     assert beside.since_ns[4] == beside.leave_ns[2]  # the other way round nothing says so
-
-
-def test_an_adapter_that_sends_again_keeps_what_comes_after() -> None:
-    rows = transfers(1, {}, count=2)
-    rows["connection"], rows["acked_ns"][0] = [0, 1], rows["data_ns"][1] + EVERY
-    ended = int(rows["data_end_ns"][0])
-    rows["grant_arrived_ns"] = NEVER
-    assert kept_until_ns(Picked(rows), np.array([1])).tolist() == [ended]
-    rows["retransmitted"][0] = 1
-    assert kept_until_ns(Picked(rows), np.array([1])).tolist() == [int(rows["data_ns"][1])]

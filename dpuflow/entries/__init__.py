@@ -7,8 +7,7 @@ last, ``tails`` how long hand-overs take at the worst.
 """
 
 from dpuflow.entries.acts import gpus_within
-from dpuflow.entries.dating import weigh
-from dpuflow.entries.entering import build_entries
+from dpuflow.entries.dating import build_entries, weigh
 from dpuflow.entries.heard import Bounded, bound_above
 from dpuflow.entries.reactions import Tail, stalls
 from dpuflow.entries.relative import (
@@ -28,8 +27,7 @@ from dpuflow.entries.relative import (
     relate,
     short_of_ranks,
 )
-from dpuflow.entries.rows import Entries
-from dpuflow.entries.rules import BEYOND, RULES, Rule
+from dpuflow.entries.rows import BEYOND, RULES, Entries, Rule
 
 __all__ = [
     "AT_LEAST",

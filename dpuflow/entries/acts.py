@@ -20,11 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.inputs import last_event, reached_before, reached_by_first
-from dpuflow.entries.needs import started_ns
-from dpuflow.entries.places import by_process
-from dpuflow.entries.rows import FAR, Signs
-from dpuflow.entries.rules import FAR_BEYOND, Rule
+from dpuflow.entries.inputs import correct_by_first, last_event, reached_before
+from dpuflow.entries.places import by_process, started_ns
+from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schedules.graph import edge_sizes
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
@@ -50,12 +48,12 @@ class Acts(NamedTuple):
     after: NDArray[np.int64]
     credit_ns: NDArray[np.int64]
     granted_ns: NDArray[np.int64]
-    signs: Signs
+    unmoved_ns: NDArray[np.int64]
+    free_ns: NDArray[np.int64]
+    grant: NDArray[np.int64]
     lag_ns: NDArray[np.int64]
     since_ns: NDArray[np.int64]
     sent: NDArray[np.bool_]
-    send_at: NDArray[np.int64]
-    """Which exchange's sending the first act is; -1 where it is something else."""
 
 
 def first_acts(places: Places) -> Acts:
@@ -77,9 +75,7 @@ def first_acts(places: Places) -> Acts:
     gone, sent = np.zeros((2, len(places)), bool)
     gone[apart.row[(acts.rule == Rule.UNSEEN) & apart.shares]] = True
     sent[apart.row[acts.sent]] = True
-    columns = acts._asdict()
-    columns["signs"] = Signs(**{name: column[last] for name, column in vars(columns["signs"]).items()})
-    latest = Acts(**{name: column if name == "signs" else column[last] for name, column in columns.items()})
+    latest = Acts(*(column[last] for column in acts))
     return latest._replace(
         rule=np.where(gone, int(Rule.UNSEEN), latest.rule),
         enter_ns=np.where(gone, NEVER, latest.enter_ns),
@@ -117,7 +113,7 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     picked = places.picked
     within = last_within(places)
     first = _earliest(places, within)
-    enter, (by_send, by_answer, _) = first.enter_ns, first.chosen()
+    enter, by_answer = first.enter_ns, first.chosen()[1]
     seen = enter != FAR
     rule = _rules(first, within, free)
     lag, since = np.zeros(len(places), np.int64), np.full(len(places), NEVER)
@@ -130,7 +126,7 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     alone = (rule == Rule.AFTER_INPUT) & (reached == NEVER) & places.transfers
     last, shown = last_event(places.needs, places.endpoint, np.where(alone, enter, NEVER))
     reached, after = np.where(alone, last, reached), np.where(alone, shown, after)
-    begun = reached_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
+    correct_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
     entered = np.where(seen, enter, NEVER)
     granted, grant = credit != NEVER, np.full(len(places), NONE32, np.int64)
     grant[granted] = picked["grant"][first.send_at[granted]]
@@ -141,15 +137,12 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
         after=after,
         credit_ns=np.where(credit != NEVER, enter - credit, NEVER),
         granted_ns=np.where(granted_ns != FAR, granted_ns, NEVER),
-        signs=Signs(
-            unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
-            moved_ns=np.where(seen & (begun != NEVER), enter - begun, NEVER),
-            grant=grant,
-        ),
+        unmoved_ns=np.where(seen & (reached != NEVER), enter - reached, NEVER),
+        free_ns=np.where(free & (first.send_ns != FAR), first.send_ns, NEVER),
+        grant=grant,
         lag_ns=lag,
         since_ns=since,
         sent=first.send_ns != FAR,
-        send_at=np.where(by_send, first.send_at, -1),
     )
 
 

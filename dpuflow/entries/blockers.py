@@ -15,8 +15,7 @@ import numpy as np
 from dpuflow.arrays.ordering import classes, percentile
 from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.relative import previous_row
-from dpuflow.entries.rows import FAR
-from dpuflow.entries.rules import BY_GPUS, EXACT_RULES, FAR_BEYOND, FEWEST, QUICK, Rule
+from dpuflow.entries.rows import BY_GPUS, EXACT_RULES, FAR, FAR_BEYOND, FEWEST, QUICK, Rule
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Seen, Wire
 
 if TYPE_CHECKING:
@@ -63,6 +62,10 @@ class Scene:
     law: Law
     packet_ns: NDArray[np.float64]
     """For each row how long a packet of its endpoint takes to leave."""
+    way_ns: Ints
+    """How long the act may have been on its way to where it was stamped, 95 of 100 times ..."""
+    usual_way_ns: Ints
+    """... and usually."""
 
     @property
     def prompt_ns(self) -> NDArray[np.float64]:
@@ -80,11 +83,11 @@ def find_blockers(scene: Scene, credited: Credited, queued: Queued) -> Iterator[
     entries = scene.entries
     yield Blocker(Rule.MISSING, missing_before(scene), scene.none())
     yield Blocker(Rule.OVERLAPS, before_leaving(scene), entries.since_act)
-    yield Blocker(Rule.CREDIT, credited.rows | held_senders(scene), entries.signs.grant)
+    yield Blocker(Rule.CREDIT, credited.rows | held_senders(scene), entries.grant)
     yield Blocker(Rule.CONNECTING, first_on_connection(scene), scene.none())
     again, regranted = sent_again(scene)
     yield Blocker(Rule.REPEATED, again, scene.none())
-    yield Blocker(Rule.CREDIT, regranted, entries.signs.grant)
+    yield Blocker(Rule.CREDIT, regranted, entries.grant)
     yield Blocker(Rule.QUEUED, queued.rows, queued.behind)
     yield Blocker(Rule.QUEUED, behind_own_data(entries, scene.exchanges, scene.packet_ns), scene.none())
 
@@ -108,9 +111,9 @@ def inputs_rejected(scene: Scene) -> Bools:
     reaction.
     """
     entries, law = scene.entries, scene.law
-    waiting = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.signs.unmoved_ns != NEVER)
+    waiting = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
     credit = np.where(entries.credit_ns != NEVER, entries.credit_ns, FAR)
-    idle = np.minimum(entries.signs.unmoved_ns, credit)  # its credit may come long after its input
+    idle = np.minimum(entries.unmoved_ns, credit)  # its credit may come long after its input
     wire = np.append(scene.transfers["wire"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
     limit = FAR_BEYOND * law.slow_ns
     limit = np.where(np.isin(wire, BY_GPUS), np.fmax(limit, law.worst_ns), limit)
@@ -125,7 +128,7 @@ class Credited(NamedTuple):
     since_ns: NDArray[np.int64]  # then the rank entered no earlier than this; NEVER where nothing says so
 
 
-def credited(scene: Scene, way_ns: NDArray[np.int64]) -> Credited:
+def credited(scene: Scene) -> Credited:
     """First messages that left within the usual reaction to their credit, or as soon as one could.
 
     Only if the rank can have been there before: not if from leaving its last collective to the credit there
@@ -136,7 +139,7 @@ def credited(scene: Scene, way_ns: NDArray[np.int64]) -> Credited:
     gated = np.isin(entries.rule, (Rule.FREE_STEP, Rule.NOTHING_BEFORE)) & (entries.credit_ns != NEVER)
     with np.errstate(invalid="ignore"):
         # A packet may be stamped when it has left; on a slow link that takes longer than the host needs.
-        prompt = gated & (entries.credit_ns <= scene.prompt_ns + scene.packet_ns + way_ns)
+        prompt = gated & (entries.credit_ns <= scene.prompt_ns + scene.packet_ns + scene.way_ns)
     known, worked = entries.since_ns != NEVER, _since_ns(entries)
     room = worked - entries.credit_ns  # from leaving its last collective to the credit
     # Where no reaction was ever seen (messages that stream), that is all there is to go by.
@@ -268,7 +271,7 @@ def sent_again(scene: Scene) -> tuple[Bools, Bools]:
         (transfers["flags"] & MessageFlag.GAP) != 0
     )
     again[0, :-1] &= (transfers["seen"] & Seen.AT_SENDER) == 0
-    act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.signs.grant))
+    act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.grant))
     prompt = (entries.credit_ns != NEVER) & ~(entries.credit_ns > scene.law.most_ns)
     return again[0][act], again[1][grant] & prompt
 

@@ -1,8 +1,9 @@
-"""Entries by first acts in; what dates each entry for good, and its error, out.
+"""Collectives in; enter and leave of every rank, what dates each entry for good, and its error, out.
 
-A rule says what kind of act dates an entry (``entries``). Here each act is weighed against what the capture
-shows of its host and its group: how fast they react (``reactions``), and all that it may have waited for
-(``blockers``); then ranks that nothing dated yet are, by what others show of them; then errors follow.
+First what messages show of each rank by itself: first acts, leaves, and how fast hosts go on in between. Then
+each act is weighed against what the capture shows of its host and its group: the law of reactions, and all
+that it may have waited for (``blockers``); last how far entries may be off (``margins``), and who else may
+have been the last (``heard``).
 """
 
 from __future__ import annotations
@@ -13,33 +14,101 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked
+from dpuflow.entries.acts import first_acts
 from dpuflow.entries.blockers import Scene, credited, find_blockers, inputs_rejected, packet_times, solve
+from dpuflow.entries.handover import consumed, granted_data_ns, typical, waited_sends
 from dpuflow.entries.heard import likely_entries
-from dpuflow.entries.margins import (
-    by_proxies,
-    by_threads,
-    clocks,
-    late_stamps,
-    receiving_ns,
-    room,
-    spreads,
-    ways,
-)
+from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
+from dpuflow.entries.margins import clocks, margins_of, ways
+from dpuflow.entries.places import build_places
 from dpuflow.entries.queues import queued_rows
 from dpuflow.entries.reactions import law_of
-from dpuflow.entries.rows import FAR
-from dpuflow.entries.rules import FAR_BEYOND, Rule
-from dpuflow.schema.rows import NEVER, NONE32
+from dpuflow.entries.rows import FAR_BEYOND, Reactions, Rule, blank
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.entries.places import Places
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
+
+_EAGER = (Wire.OB1_MATCH, Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
+
+
+def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
+    """Enter and leave of every rank of every collective, on the reference clock."""
+    places = build_places(exchanges, instances)
+    picked, sender, receiver = places.picked, places.sender, places.receiver
+    acts = first_acts(places)
+    leaves = last_acts(places, acts)
+    waited = waited_sends(picked, places.needs, sender, receiver, acts.enter_ns)
+    taken, between = consumed(picked, instances, places.of, receiver, acts.enter_ns)
+    blanks = blank(places.collective, places.endpoint, places.offsets)
+    entries = replace(
+        blanks,
+        enter_ns=acts.enter_ns,
+        leave_ns=leaves.leave_ns,
+        idle_ns=leaves.idle_ns,
+        gone_ns=leaves.gone_ns,
+        acked_ns=leaves.acked_ns,
+        credit_ns=acts.credit_ns,
+        granted_ns=acts.granted_ns,
+        reaction_ns=typical(len(places), *waited),
+        rule=acts.rule,
+        act=acts.act,
+        after=acts.after,
+        last=leaves.last,
+        retransmitted=_sent_again(places),
+        whole=_whole(places),
+        fed=leaves.fed,
+        buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
+        early_ns=_early_ns(places),
+        unmoved_ns=acts.unmoved_ns,
+        free_ns=acts.free_ns,
+        grant=acts.grant,
+        lag_ns=acts.lag_ns,
+        reactions=Reactions(waited, granted_data_ns(picked, sender), taken, between),
+    )
+    since_ns, since_act = left_before(entries, places, leaves)
+    bounded = acts.rule == Rule.CREDIT  # it had waited for one GPU of its node at least
+    since_ns = np.where(bounded, np.maximum(since_ns, acts.since_ns), since_ns)
+    leave, idle = as_acknowledged(entries, places)
+    return replace(entries, since_ns=since_ns, since_act=since_act, leave_ns=leave, idle_ns=idle)
+
+
+def _sent_again(places: Places) -> NDArray[np.int64]:
+    """By row how many packets to and from the rank were sent again."""
+    again = np.zeros(len(places), np.int64)
+    for end in (places.sender, places.receiver):
+        np.add.at(again, end, places.picked["retransmitted"].astype(np.int64))
+    return again
+
+
+def _whole(places: Places) -> NDArray[np.bool_]:
+    cut = (places.picked["flags"] & (MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER)) != 0
+    whole = np.fromiter((i.complete for i in places.instances), bool, len(places.instances))
+    whole[places.of[cut]] = False
+    return whole[places.collective]
+
+
+def _held_up(places: Places) -> NDArray[np.bool_]:
+    """Ranks that sent what their peers had to allow."""
+    held_up = np.zeros(len(places), bool)
+    offered = places.picked["offer_ns"] != NEVER
+    held_up[places.sender[offered | ~np.isin(places.picked["wire"], _EAGER)]] = True
+    return held_up
+
+
+def _early_ns(places: Places) -> NDArray[np.int64]:
+    """Where another algorithm fits as well, it is that one."""
+    early = places.needs.early_ns.tolist()
+    kept = [0 if i.alternatives else e for i, e in zip(places.instances, early, strict=True)]
+    return np.array(kept, np.int64)
 
 
 def weigh(
@@ -53,49 +122,27 @@ def weigh(
 
     ``group`` numbers each collective's group.
     """
-    of_row = group[entries.collective]
-    columns = Picked.exchanges(exchanges)
-    law, left = law_of(entries, of_row), entries.since_ns
+    of_row, columns = group[entries.collective], Picked.exchanges(exchanges)
+    law = law_of(entries, of_row)
     entries = _undated(entries, instances)
-    packet_ns = packet_times(entries, columns)
-    scene = Scene(entries, columns, joined.columns, instances, of_row, law, packet_ns)
-    entries = _solved(scene, exchanges, joined)
-    entries = likely_entries(entries, exchanges, instances, law)
-    threads = by_threads(entries, exchanges, instances)
-    proxies = by_proxies(entries, exchanges, instances)
-    spread_ns = spreads(entries, threads, law, of_row)
-    worst_ns = np.nan_to_num(law.worst_ns, nan=0.0).round().astype(np.int64)
-    tail_ns = np.where(proxies, worst_ns, 0)
-    entries = replace(entries, margins=replace(entries.margins, spread_ns=spread_ns, tail_ns=tail_ns))
-    clock, clock_ns = clocks(entries, joined)
-    # Open MPI's caller sends itself: nobody has to wake up for it.
-    room_ns = room(entries, left, law, of_row)
-    room_ns[~proxies & ~threads] = 0
-    room_ns = np.maximum(room_ns, late_stamps(joined)[clock] if len(joined.clocks) else 0)
-    # One captured rank is compared with what came to it: bounds hold without, and with it most tell nothing.
-    alone = np.array([i.view.near is not None and len(i.view.near) == 1 for i in instances], bool)[
-        entries.collective
-    ]
-    apart_ns = np.nan_to_num(law.apart_ns, nan=0.0).round().astype(np.int64)
-    spread_ns = entries.margins.spread_ns
-    margins = replace(
-        entries.margins,
-        wide_ns=np.where(proxies, np.maximum(spread_ns, apart_ns), spread_ns),
-        clock=clock,
-        clock_ns=clock_ns,
-        room_ns=np.where(alone & proxies, 0, room_ns),
-    )
-    return replace(entries, margins=margins)
+    entries = replace(entries, rule=np.where(_own_answers(entries, law), int(Rule.FREE_STEP), entries.rule))
+    scene = Scene(
+        entries, columns, joined.columns, instances, of_row, law, packet_times(entries, columns),
+        *ways(entries, joined),
+    )  # fmt: skip
+    dated, lead_ns = _solved(scene, joined)
+    dated = replace(dated, margins=margins_of(scene, dated, joined, lead_ns))
+    return replace(dated, heard=likely_entries(dated, exchanges, instances, law))
 
 
-def _solved(scene: Scene, exchanges: Rows, joined: Joined) -> Entries:
-    """Entries with the rule that each rests on by all its blockers, since when it may be, and how far off."""
-    entries, law = scene.entries, scene.law
-    way, usual_way = ways(entries, joined)
-    late = inputs_rejected(scene)
-    credit = credited(scene, way)
-    queued = queued_rows(entries, exchanges, scene.instances, law)
-    rule, after = solve(entries, late, list(find_blockers(scene, credit, queued)))
+def _solved(scene: Scene, joined: Joined) -> tuple[Entries, NDArray[np.int64]]:
+    """Entries with the rule that each rests on by all its blockers, and since when it may be.
+
+    Then so much later than a peer each is by calls before it (``queues``).
+    """
+    entries = scene.entries
+    credit, queued = credited(scene), queued_rows(entries, scene.exchanges, scene.instances, scene.law)
+    rule, after = solve(entries, inputs_rejected(scene), list(find_blockers(scene, credit, queued)))
     # Two clocks may be off either way, by that much an input seems to come late.
     early_ns = entries.early_ns[entries.collective]
     rule[early_ns > 2 * clocks(entries, joined)[1].max(initial=0)] = Rule.CONTRADICTED
@@ -105,37 +152,11 @@ def _solved(scene: Scene, exchanges: Rows, joined: Joined) -> Entries:
     # Where packets are missing nothing shows when it had left what came before either.
     untold = rule == Rule.MISSING
     since = np.select([waited, allowed, untold], [queued.called_ns, credit.since_ns, NEVER], entries.since_ns)
-    # A rank cannot have been held up before it was there: not before it left its last collective.
-    there = np.where(since != NEVER, entries.enter_ns - since, FAR)
-    slow = np.nan_to_num(law.slow_ns, nan=0.0).astype(np.int64)
-    held = np.minimum(np.minimum(receiving_ns(scene.exchanges, entries, law), there), slow)
-    sends_after = (entries.rule == Rule.AFTER_INPUT) & late
-    margins = replace(
-        entries.margins,
-        lead_ns=np.where(waited, queued.lead_ns, NEVER),
-        way_ns=way,
-        usual_way_ns=usual_way,
-        held_ns=held,
-        lag_ns=np.where(sends_after, _taking_up_ns(entries, law, there), entries.margins.lag_ns),
-        slow_ns=np.where(np.isnan(law.slow_ns), NEVER, slow),
-    )
     # No message shows how long work takes.
     since_act = np.select([waited, allowed], [queued.called, NONE32], entries.since_act)
-    stalled = _stalled(entries, law)
-    return replace(
-        entries, rule=rule, after=after, since_ns=since, since_act=since_act, stalled_ns=stalled,
-        margins=margins,
-    )  # fmt: skip
-
-
-def _taking_up_ns(entries: Entries, law: Law, there: NDArray[np.int64]) -> NDArray[np.int64]:
-    """How long before its first message a rank may have entered that found its input there.
-
-    It takes that up as one does that waits, so its message follows by a reaction. 0 for others; ``there``: no
-    longer than since it left its last.
-    """
-    slow = np.where(law.by_sends, np.nan_to_num(law.slow_ns, nan=0.0), 0.0).astype(np.int64)
-    return np.minimum(slow, there)
+    stalled = _stalled(entries, scene.law)
+    dated = replace(entries, rule=rule, after=after, since_ns=since, since_act=since_act, stalled_ns=stalled)
+    return dated, np.where(waited, queued.lead_ns, NEVER)
 
 
 def _stalled(entries: Entries, law: Law) -> NDArray[np.int64]:
@@ -163,13 +184,17 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
             by_send, by_grant = instance.undated_rows()
             sends[entries.offsets[number] + np.array(by_send, np.int64)] = True
             grants[entries.offsets[number] + np.array(by_grant, np.int64)] = True
-    declared = np.isin(entries.rule, (Rule.READY, Rule.ANSWER))
-    undated = np.where(declared, grants, sends)
-    entries = entries.marked(undated, Rule.PARTLY, entries.after)
+    undated = np.where(np.isin(entries.rule, (Rule.READY, Rule.ANSWER)), grants, sends)
     return replace(
         entries,
-        signs=replace(
-            entries.signs,
-            unmoved_ns=np.where(undated, NEVER, entries.signs.unmoved_ns),
-        ),
+        rule=np.where(undated & entries.exact, int(Rule.PARTLY), entries.rule),
+        unmoved_ns=np.where(undated, NEVER, entries.unmoved_ns),
+        free_ns=np.where(sends, NEVER, entries.free_ns),
     )
+
+
+def _own_answers(entries: Entries, law: Law) -> NDArray[np.bool_]:
+    """Rows of ranks that answered what lay there and then sent their own, which needed nothing, at once."""
+    own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
+    with np.errstate(invalid="ignore"):
+        return np.asarray(own & (entries.free_ns - entries.enter_ns <= law.most_ns), np.bool_)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.arrays.ordering import Picked
-    from dpuflow.entries.needs import Needs
+    from dpuflow.entries.places import Needs
     from dpuflow.entries.rows import Times
     from dpuflow.matching import Instance
 
@@ -133,16 +133,15 @@ def consumed(
     of: NDArray[np.int64],
     receiver: NDArray[np.int64],
     enter: NDArray[np.int64],
-) -> tuple[Times, Times, Times]:
+) -> tuple[Times, Times]:
     """From an input's arrival to the entry that grants its slot again: (row of Entries, ns) of every one
     seen.
 
     The GPU has then taken it, and the proxy thread has seen that: as much as a send that waits for its input
     takes, on ranks that were in the operation (``enter``, by row of Entries) when it came. The second of both
     is from an operation's last input to the first entry of the next one, which its host may have held up:
-    at the most, then, and so much more as other inputs are larger. The third is that of the last of all
-    inputs of its rank, which waits for no other. ``of`` and ``receiver``: collective, and row of Entries, of
-    each of ``picked``.
+    at the most, then, and so much more as other inputs are larger. ``of`` and ``receiver``: collective, and
+    row of Entries, of each of ``picked``.
     """
     depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
     rows = np.flatnonzero((depth > 0) & (picked["wire"] == Wire.ROCE_WRITE_IMM)) if len(picked) else depth
@@ -167,11 +166,7 @@ def consumed(
     at = at[(granted[at + 1] >= arrived[at]) & (size[at] > 0)]
     more = largest[to[at]] / np.maximum(size[at], 1).astype(np.float64)
     between = (granted[at + 1] - arrived[at]) * more
-    latest = np.full(len(enter), NEVER)
-    np.maximum.at(latest, to, arrived)
-    ends = at[arrived[at] == latest[to[at]]]
     return (
         (np.concatenate([none, *where]), np.concatenate([none, *found])),
         (to[at], between.round().astype(np.int64)),
-        (to[ends], granted[ends + 1] - arrived[ends]),
     )

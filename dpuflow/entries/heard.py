@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.entries.relative import AT_LEAST, AT_MOST, UNOBSERVABLE, Relative, cautious
-from dpuflow.entries.rules import Rule
+from dpuflow.entries.rows import Heard, Rule
 from dpuflow.schedules.graph import depths, edge_sizes
-from dpuflow.schema.rows import NEVER, NONE32, Op
+from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
@@ -33,25 +33,26 @@ if TYPE_CHECKING:
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
+    from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
 
 
-class Heard(NamedTuple):
-    """A message that a captured rank got; ranks are positions in the schedule."""
+class Message(NamedTuple):
+    """Data, its offer, or leave to send, that a captured rank got; ranks are positions in the schedule."""
 
-    when_ns: int  # it was there, or its offer
+    when_ns: int  # it was there
     row: int  # of TRANSFER
     src: int
     must: frozenset[int]  # these, captured by nobody, had entered for certain
     links: Mapping[int, int]  # whose entries it may have waited for -> over how many links, at most
 
 
-def likely_entries(entries: Entries, exchanges: Rows, instances: Sequence[Instance], law: Law) -> Entries:
-    """Entries with ``likely_ns`` of the ranks heard of; ``by_ns`` and ``by_act`` of those that nothing dates.
-
-    A link takes as long as the group's hosts usually react (``law``).
+def likely_entries(entries: Entries, exchanges: Rows, instances: Sequence[Instance], law: Law) -> Heard:
+    """When ranks that were heard of are likely to have entered, and what first shows those that nothing
+    dates. A link takes as long as the group's hosts usually react (``law``).
     """
-    likely, by, by_act = (getattr(entries.margins, name).copy() for name in ("likely_ns", "by_ns", "by_act"))
+    out = entries.heard
+    likely, by, by_act = out.likely_ns.copy(), out.by_ns.copy(), out.by_act.copy()
     for number, instance in enumerate(instances):
         heard = heard_of(exchanges, instance)
         if not heard:
@@ -65,11 +66,10 @@ def likely_entries(entries: Entries, exchanges: Rows, instances: Sequence[Instan
             likely[row] = when
             if not entries.exact[row]:
                 by[row], by_act[row] = shown, act
-    margins = replace(entries.margins, likely_ns=likely, by_ns=by, by_act=by_act)
-    return replace(entries, margins=margins)
+    return Heard(likely, by, by_act)
 
 
-def heard_of(exchanges: Rows, instance: Instance) -> list[Heard]:
+def heard_of(exchanges: Rows, instance: Instance) -> list[Message]:
     """What captured ranks heard of the others, in order of time; nothing if that is not known, as where all
     were captured, or the messages do not fit the schedule.
     """
@@ -84,28 +84,50 @@ def heard_of(exchanges: Rows, instance: Instance) -> list[Heard]:
     edges: dict[tuple[int, int], list[int]] = {}
     for place, (src, dst) in enumerate(zip(picked["src"].tolist(), picked["dst"].tolist(), strict=True)):
         edges.setdefault((seat[src], seat[dst]), []).append(place)
-    sizes, away = edge_sizes(*shape), depths(*shape)
-    found: list[Heard] = []
-    carries = algorithm.op != Op.ALL_TO_ALL  # what is sent on holds what came before; else it only waits
+    found: list[Message] = []
     for edge, places in edges.items():
-        cuts, rest = divmod(len(places), len(sizes.get(edge, ())) or 1)
-        if rest or edge not in sizes:
+        cuts, rest = divmod(len(places), len(edge_sizes(*shape).get(edge, ())) or 1)
+        if rest or edge not in edge_sizes(*shape):
             return []
-        if edge[0] in captured or edge[1] not in captured:
-            continue
-        mine = picked[np.array(places)]
-        there = np.where(mine["offer_arrived_ns"] != NEVER, mine["offer_arrived_ns"], mine["arrived_ns"])
-        act = np.where(mine["offer"] != NONE32, mine["offer"], mine["data"])
-        for turn, at in enumerate(np.argsort(there, kind="stable")[::cuts].tolist()):
-            if there[at] != NEVER:
-                links = away[edge, turn]
-                must = links.keys() - captured if carries else {edge[0]}
-                found.append(Heard(int(there[at]), int(act[at]), edge[0], frozenset(must), links))
+        if (edge[0] in captured) != (edge[1] in captured):
+            found += _on_edge(shape, edge, picked[np.array(places)], cuts, captured)
     return sorted(found, key=lambda each: each.when_ns)
 
 
+def _on_edge(
+    shape: tuple[Algorithm, int, int],
+    edge: tuple[int, int],
+    mine: Rows,
+    cuts: int,
+    captured: AbstractSet[int],
+) -> Iterator[Message]:
+    """What a captured rank heard over an edge, ``cuts`` messages to one of the schedule: data, or what allows
+    its own. Clear-to-send entries are posted by a host ahead of its GPU: nobody's entry.
+    """
+    comes = edge[1] in captured
+    if comes:
+        other, names = edge[0], ("offer", "offer_arrived_ns", "data", "arrived_ns")
+    elif int(mine["wire"][0]) >= Wire.GLOO_HELLO:
+        other, names = edge[1], ("grant", "grant_arrived_ns", "grant", "grant_arrived_ns")
+    else:
+        return
+    known = mine[names[1]] != NEVER
+    when, row = (
+        np.where(known, mine[names[1]], mine[names[3]]),
+        np.where(known, mine[names[0]], mine[names[2]]),
+    )
+    own = when if comes else np.where(mine["offer_ns"] != NEVER, mine["offer_ns"], mine["data_ns"])
+    carries = comes and shape[0].op != Op.ALL_TO_ALL  # what is sent on holds what came before
+    away = depths(*shape, receivers=not comes)
+    for turn, at in enumerate(np.argsort(own, kind="stable")[::cuts].tolist()):
+        if when[at] != NEVER:
+            links = away[edge, turn]
+            must = frozenset(links.keys() - captured) if carries else frozenset({other})
+            yield Message(int(when[at]), int(row[at]), other, must, links)
+
+
 def _fit(
-    heard: Sequence[Heard],
+    heard: Sequence[Message],
     rows: Mapping[int, int],
     captured: AbstractSet[int],
     entries: Entries,
@@ -199,8 +221,8 @@ def bound_above(
         by = int(entries.enter_ns[row])
         if not entries.exact[row]:
             rule[row], after[row] = Rule.WAITED, NONE32
-            if entries.margins.by_ns[row] != NEVER:
-                by, act[row] = int(entries.margins.by_ns[row]), entries.margins.by_act[row]
+            if entries.heard.by_ns[row] != NEVER:
+                by, act[row] = int(entries.heard.by_ns[row]), entries.heard.by_act[row]
         spread = max(int(entries.margins.spread_ns[row]), 0)
         enter[row], bound[row], lateness[row] = by, AT_MOST, by - floors[number] + spread
         error[row] = entries.margins.spread_ns[row]
@@ -214,7 +236,7 @@ def _latest(entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64]
     Of two the one that was heard of first counts, unless the second is dated or is later by more than
     hand-overs differ: what was heard by way of others may be the delay of the first once more.
     """
-    shown = np.where(entries.margins.by_ns != NEVER, entries.margins.by_ns, entries.enter_ns)[rows]
+    shown = np.where(entries.heard.by_ns != NEVER, entries.heard.by_ns, entries.enter_ns)[rows]
     best, *others = rows[np.argsort(shown, kind="stable")].tolist()
     for row in others:
         margin = 0 if entries.exact[row] else max(int(entries.margins.spread_ns[row]), 0)
@@ -225,7 +247,7 @@ def _latest(entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64]
 def _likely_ns(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
     """When each rank is likely to have entered; NEVER where nothing tells."""
     arrived = np.where(entries.exact, entries.enter_ns - entries.margins.usual_way_ns, NEVER)
-    likely = np.where(entries.margins.likely_ns != NEVER, entries.margins.likely_ns, arrived)
+    likely = np.where(entries.heard.likely_ns != NEVER, entries.heard.likely_ns, arrived)
     for number, instance in enumerate(instances):
         if instance.view.near is not None and _waits_for_none_captured(instance):
             rows = np.arange(*entries.offsets[number : number + 2])

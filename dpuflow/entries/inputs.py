@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.entries.rows import FAR
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.arrays.ordering import Picked
-    from dpuflow.entries.needs import Needs
+    from dpuflow.entries.places import Needs
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
@@ -67,7 +66,7 @@ def reached_before(
         latest = (times != NEVER) & (times == reached[receiver])
         after[receiver[latest]] = picked[what][latest]
 
-    # NCCL's streams have their own way (``passing``): any of several channels may have the first message.
+    # NCCL's streams: any of several channels may have the first message (``correct_by_first``).
     streams = np.isin(picked["wire"], (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA))
     row_of = np.full(len(picked), -1, np.int64)
     rows = np.flatnonzero(send_at >= 0)
@@ -124,7 +123,7 @@ SLOTS: Final = NCCL_STEPS
 two."""
 
 
-def reached_by_first(
+def correct_by_first(
     picked: Picked,
     receiver: NDArray[np.int64],
     enter: NDArray[np.int64],
@@ -132,17 +131,15 @@ def reached_by_first(
     copied: NDArray[np.bool_],
     reached: NDArray[np.int64],
     after: NDArray[np.int64],
-) -> NDArray[np.int64]:
+) -> None:
     """Of NCCL's ranks that send only what they received, correct what had reached them before their first
     act.
 
     No message of NCCL's algorithms needs more of any connection than its first so many: the first one sent
     needs at most the first of each. So what streams in behind that held nobody up. Which channel's it was is
     known where data is passed on as it is (``copied``), by its first bytes; else ``reached`` becomes the
-    latest of those before the act, and the result is the earliest of them. ``act_at``: the message of the
-    act, -1 for ranks that are not concerned.
+    latest of those before the act. ``act_at``: the message of the act, -1 for ranks that are not concerned.
     """
-    earliest: NDArray[np.int64] = reached.copy()
     wire = picked["wire"]
     nccl = (wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.NCCL_DATA)
     rows = np.flatnonzero(nccl & (act_at[receiver] >= 0)) if len(picked) else np.zeros(0, np.int64)
@@ -162,12 +159,9 @@ def reached_by_first(
     rows, to, when = rows[use], to[use], when[use]
     latest = np.full(len(reached), NEVER)
     np.maximum.at(latest, to, when)
-    soonest = np.full(len(reached), FAR)
-    np.minimum.at(soonest, to, when)
-    reached[to], earliest[to] = latest[to], soonest[to]
+    reached[to] = latest[to]
     ends = when == latest[to]
     after[to[ends]] = picked["data"][rows[ends]]
-    return earliest
 
 
 def lines_of(exchanges: Rows | Picked) -> NDArray[np.int64]:

@@ -21,11 +21,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import order_within
-from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
-from dpuflow.entries.reactions import law_of
+from dpuflow.entries.inputs import SLOTS, messages_ahead
 from dpuflow.entries.relative import previous_row
-from dpuflow.entries.rows import FAR
-from dpuflow.entries.rules import FAR_BEYOND, Rule
+from dpuflow.entries.rows import FAR, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
@@ -50,10 +48,6 @@ class Leaves(NamedTuple):
     fed: NDArray[np.bool_]
     last: NDArray[np.int64]
     acked_ns: NDArray[np.int64]
-    freed_ns: NDArray[np.int64]
-    """Of ranks that fill slots and go: when the last was free, and their input there. NEVER for others."""
-    staged: NDArray[np.bool_]
-    """Ranks that leave when their slots are filled, and whose first act was to send."""
     far: NDArray[np.bool_]
     """Ranks beyond the captures, where not all nodes were captured."""
 
@@ -77,13 +71,11 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
     # So it may have with who passes on what it received: its first message left when its credit had come.
     unfed = (acts.enter_ns != NEVER) & ((leave == NEVER) | (acts.rule == Rule.AFTER_INPUT))
     stages = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
-    gone, freed = sent.copy(), np.full(total, NEVER)
-    staged = np.zeros(total, bool)
+    gone = sent.copy()
     if stages.any():
-        rows = np.flatnonzero(stages)
+        rows, freed = np.flatnonzero(stages), np.full(total, NEVER)
         np.maximum.at(freed, sender[rows], slot_free_ns(picked, places.of, rows))
         gone[sender[rows]] = np.maximum(acts.enter_ns, freed)[sender[rows]]
-        staged[sender[rows]] = acts.send_at[sender[rows]] >= 0
     # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
     filled = filled_ns(picked, places.instances, places.of, sender, total)
     own = np.minimum(sent, filled)
@@ -100,8 +92,6 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
         fed=fed,
         last=last,
         acked_ns=acked,
-        freed_ns=np.maximum(freed, leave),
-        staged=staged,
         far=far,
     )
 
@@ -150,56 +140,14 @@ def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def left_before(
-    entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]
+    entries: Entries, places: Places, leaves: Leaves
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """``since_ns`` and ``since_act``: no rank enters before it has left what it did before.
-
-    ``send_at``: of each row which exchange's sending its first act is.
-    """
-    held, gone_ns = _gone(entries, places, np.where(leaves.staged, send_at, -1))
+    """``since_ns`` and ``since_act``: no rank enters before it has left what it did before."""
     at = not_beside(entries, places, previous_row(entries))
-    before = _left_before(at, held, gone_ns, leaves.freed_ns)
+    before = np.where(at >= 0, entries.leave_ns[at], NEVER)
     entered = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)  # it had by then
     shown = np.where((at >= 0) & leaves.fed[at], leaves.last[at], NONE32)
     return np.where(before <= entered, before, NEVER), shown
-
-
-def _gone(
-    entries: Entries, places: Places, send_at: NDArray[np.int64]
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
-    """Rows whose first message may have lain there long, as its rank had gone on; others' earliest leaving.
-
-    ``send_at``: of rows that leave when their slots are filled the first message, -1 for others. It was kept
-    if it left soon, in round trips or the worst hand-over, after what may have kept it; else it had been
-    filled no more than such a hand-over before.
-    """
-    picked, left = places.picked, entries.leave_ns.copy()
-    held = np.zeros(len(left), bool)
-    rows = np.flatnonzero(send_at >= 0)
-    if not len(rows):
-        return held, left
-    trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER]
-    worst = float(np.nan_to_num(law_of(entries, np.zeros(len(left), np.int64)).worst_ns[0], nan=0.0))
-    soon = max(FAR_BEYOND * float(np.median(trips)), worst) if len(trips) else np.inf
-    kept = kept_until_ns(picked, send_at[rows])
-    held[rows] = (kept != NEVER) & (entries.enter_ns[rows] - kept <= soon)
-    left[rows] -= round(worst)
-    return held, left
-
-
-def _left_before(
-    last: NDArray[np.int64], held: NDArray[np.bool_], left_ns: NDArray[np.int64], freed: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """When each rank had left what it did before (``last``, -1 for nothing), at the earliest (``left_ns``).
-
-    Of rows ``held`` something else kept the first message than the rank: it had left when the slots were free
-    and its input was there (``freed``), and not before it left what came before that.
-    """
-    left = np.where(held, freed, np.maximum(left_ns, freed))
-    rows = np.flatnonzero(held & (last >= 0))
-    for _ in range(SLOTS):  # several in a row
-        left[rows] = np.maximum(left[rows], left[last[rows]])
-    return np.where(last >= 0, left[last], NEVER)
 
 
 def as_acknowledged(entries: Entries, places: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -313,35 +261,3 @@ def slot_free_ns(
     socket = picked["wire"][emptied] == Wire.NCCL_DATA
     free[order[slots:][same]] = np.where(socket, picked["data_end_ns"][emptied], picked["acked_ns"][emptied])
     return free
-
-
-def kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]:
-    """For each of ``sends``, places in ``picked``, until when something else than its rank may have kept it.
-
-    Its credit; its connection's turn, which comes when the message before it is acknowledged; the data that
-    its adapter was sending. NEVER where there was none of these.
-    """
-    out: NDArray[np.int64] = picked["grant_arrived_ns"][sends].copy()
-    data = np.flatnonzero((picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["data_ns"] != NEVER))
-    if not len(data):
-        return out
-    line = lines_of(picked)[data]
-    before = np.full(len(picked), NEVER)
-    order = order_within(picked["order"][data].astype(np.int64), line)
-    same = line[order[1:]] == line[order[:-1]]
-    before[data[order[1:][same]]] = picked["acked_ns"][data[order[:-1][same]]]
-    out = np.maximum(out, before[sends])
-    # Messages of an adapter leave side by side, so what ended last need not have begun last. One that was
-    # sent again keeps it until it is acknowledged.
-    src = picked["src"][data].astype(np.int64)
-    order = order_within(picked["data_ns"][data], src)
-    starts = np.flatnonzero(np.r_[True, np.diff(src[order]) != 0])
-    ended = picked["data_end_ns"][data[order]]
-    again = picked["retransmitted"][data[order]] > 0
-    ended = np.where(again, np.maximum(ended, picked["acked_ns"][data[order]]), ended)
-    until = np.concatenate([np.maximum.accumulate(each) for each in np.split(ended, starts[1:])])
-    first = np.zeros(len(order), bool)
-    first[starts] = True
-    before[:] = NEVER
-    before[data[order[1:]]] = np.where(first[1:], NEVER, until[:-1])
-    return np.asarray(np.maximum(out, np.minimum(before[sends], picked["data_ns"][sends])), np.int64)

@@ -18,11 +18,11 @@ import numpy as np
 
 from dpuflow.arrays.ordering import classes, order_within, percentile, percentiles
 from dpuflow.entries.blockers import least_work_ns
+from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.reactions import tail_ns
 from dpuflow.entries.relative import against_others
-from dpuflow.entries.rows import FAR
-from dpuflow.entries.rules import BEYOND, BY_GPUS, FEWEST, QUICK
+from dpuflow.entries.rows import BEYOND, BY_GPUS, FAR, FEWEST, QUICK, Margins, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
 
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.arrays.ordering import Picked
+    from dpuflow.entries.blockers import Scene
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
@@ -49,13 +50,49 @@ MEDIAN_COSTS = np.pi / 2
 _BOTH = Seen.AT_SENDER | Seen.AT_RECEIVER
 
 
-def is_gloo(wire: int) -> bool:
-    """Whether messages of this ``wire`` are Gloo's."""
-    return bool(Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY)
+def margins_of(scene: Scene, dated: Entries, joined: Joined, lead_ns: Ints) -> Margins:
+    """How far entries may be off, as ``dated``; ``scene`` has them as first acts show them.
+
+    ``lead_ns``: so much later than a peer each is by the calls before it, NEVER where these tell nothing.
+    """
+    law, of_row, exchanges = scene.law, scene.of_row, scene.exchanges
+    slow = np.nan_to_num(law.slow_ns, nan=0.0).astype(np.int64)
+    # A rank cannot have been held up before it was there: not before it left its last collective.
+    there = np.where(dated.since_ns != NEVER, dated.enter_ns - dated.since_ns, FAR)
+    held = np.minimum(np.minimum(receiving_ns(exchanges, dated, law), there), slow)
+    # Who finds its input there takes it up as one does that waits, so its message follows by a reaction.
+    found = (scene.entries.rule == Rule.AFTER_INPUT) & (dated.rule == Rule.LONG_AFTER)
+    lag = np.where(found, np.minimum(np.where(law.by_sends, slow, 0), there), dated.lag_ns)
+    threads, proxies = (
+        by_threads(dated, exchanges, scene.instances),
+        by_proxies(dated, exchanges, scene.instances),
+    )
+    spread = spreads(dated, held, threads, law, of_row)
+    apart = np.nan_to_num(law.apart_ns, nan=0.0).round().astype(np.int64)
+    clock, clock_ns = clocks(dated, joined)
+    # Open MPI's caller sends itself: nobody has to wake up for it.
+    room_ns = np.where(proxies | threads, room(dated, scene.entries.since_ns, law, of_row), 0)
+    room_ns = np.maximum(room_ns, late_stamps(joined)[clock] if len(joined.clocks) else 0)
+    # One captured rank is compared with what came to it: bounds hold without, and with it most tell nothing.
+    alone = [i.view.near is not None and len(i.view.near) == 1 for i in scene.instances]
+    return Margins(
+        clock=clock,
+        clock_ns=clock_ns,
+        lag_ns=lag,
+        held_ns=held,
+        way_ns=scene.way_ns,
+        usual_way_ns=scene.usual_way_ns,
+        room_ns=np.where(np.array(alone, bool)[dated.collective] & proxies, 0, room_ns),
+        tail_ns=np.where(proxies, np.nan_to_num(law.worst_ns, nan=0.0).round().astype(np.int64), 0),
+        spread_ns=spread,
+        wide_ns=np.where(proxies, np.maximum(spread, apart), spread),
+        slow_ns=np.where(np.isnan(law.slow_ns), NEVER, slow),
+        lead_ns=lead_ns,
+    )
 
 
 def of_wires(
-    entries: Entries, exchanges: Rows, instances: Sequence[Instance], fits: Callable[[int], bool]
+    entries: Entries, exchanges: Rows | Picked, instances: Sequence[Instance], fits: Callable[[int], bool]
 ) -> Bools:
     """Rows whose collective's messages are of a wire that ``fits``."""
     wires = exchanges["wire"]
@@ -63,7 +100,7 @@ def of_wires(
     return np.asarray(np.array(fit, bool)[entries.collective], bool)
 
 
-def by_proxies(entries: Entries, exchanges: Rows, instances: Sequence[Instance]) -> Bools:
+def by_proxies(entries: Entries, exchanges: Rows | Picked, instances: Sequence[Instance]) -> Bools:
     """Rows whose first message and whose later ones are handed on by one thread, as NCCL's proxy does.
 
     In Open MPI the caller itself sends, an entry wakes nobody up, and reactions say nothing of it; Gloo wakes
@@ -72,19 +109,20 @@ def by_proxies(entries: Entries, exchanges: Rows, instances: Sequence[Instance])
     return of_wires(entries, exchanges, instances, lambda wire: wire in BY_GPUS)
 
 
-def by_threads(entries: Entries, exchanges: Rows, instances: Sequence[Instance]) -> Bools:
+def by_threads(entries: Entries, exchanges: Rows | Picked, instances: Sequence[Instance]) -> Bools:
     """Rows whose calls wake a thread of the library, as Gloo's do; a library that nothing names may do so."""
     return of_wires(entries, exchanges, instances, lambda wire: is_gloo(wire) or wire == Wire.TCP_BURST)
 
 
-def spreads(entries: Entries, threads: Bools, law: Law, of_row: Ints) -> Ints:
+def spreads(entries: Entries, held_ns: Ints, threads: Bools, law: Law, of_row: Ints) -> Ints:
     """Per row how far two hand-overs of its group differ, in 95 of 100 cases, ns; NEVER where not known.
 
     Entries scatter by the hand-over, but also by what ranks really differ by; so do the times from leaving
     one collective to entering the next, less what a peer handed on. The smaller of the two counts.
     Reactions bound it from above. Where the caller itself sends, as in Open MPI, an entry wakes nobody up,
     and the median reaction, which does, is more than its scatter. Where a call wakes a ``thread`` of the
-    library and that wakes another, two hand-overs scatter as reactions do.
+    library and that wakes another, two hand-overs scatter as reactions do. ``held_ns``: how long receiving
+    may have held up each entry.
     """
     usable = entries.exact & entries.whole
     work = usable & (entries.since_ns != NEVER)
@@ -98,7 +136,7 @@ def spreads(entries: Entries, threads: Bools, law: Law, of_row: Ints) -> Ints:
     out = np.full(len(entries.endpoint), NEVER)
     for each in np.unique(of_row):
         mine = of_row == each
-        found = [_scatter_ns(entries, offset, known & mine) for known, offset in offsets]
+        found = [_scatter_ns(entries, held_ns, offset, known & mine) for known, offset in offsets]
         bound = float(np.fmin.reduce(found))
         first = int(np.flatnonzero(mine)[0])
         middle, most = float(law.median_ns[first]), float(law.most_ns[first])
@@ -116,7 +154,7 @@ def _with_others(entries: Entries, mine: Bools) -> Bools:
     return mine & (count[entries.collective] > 1)
 
 
-def _scatter_ns(entries: Entries, offset: NDArray[np.float64], mine: Bools) -> float:
+def _scatter_ns(entries: Entries, held_ns: Ints, offset: NDArray[np.float64], mine: Bools) -> float:
     """How far two entries of a group differ by chance, 95 %, from each rank's scatter about its own median.
 
     On the quieter side, for a fault shows on one side only, and by quartiles; as the median over ranks. NaN
@@ -127,7 +165,7 @@ def _scatter_ns(entries: Entries, offset: NDArray[np.float64], mine: Bools) -> f
     ranks = classes(entries.endpoint[rows])
     for places in ranks:
         own = rows[places]
-        quiet = own[entries.margins.held_ns[own] == 0]
+        quiet = own[held_ns[own] == 0]
         own = quiet if len(quiet) >= FEWEST else own
         if len(own) >= FEWEST:
             low, middle, high = percentiles(offset[own], (25, 50, 75))

@@ -1,4 +1,10 @@
-"""Collectives in; a row for each (collective, rank), and where exchanges begin and end among them, out."""
+"""Collectives in; a row for each (collective, rank), where exchanges begin and end among them, and which
+received data each of their sends needs, out.
+
+The dependency graph of every collective is laid over its exchanges: the schedule names the messages of each
+edge in order (``schedules.graph``), and the k-th exchange seen on that edge is its k-th message. A message
+that was cut into segments needs the same segment of its input.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.needs import build_needs
-from dpuflow.entries.rows import FAR
+from dpuflow.arrays.ordering import Picked, order_within, packed
+from dpuflow.entries.rows import EXPLAINED, FAR
+from dpuflow.schedules.graph import dependencies, edge_sizes
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -16,9 +24,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.arrays.ordering import Picked
-    from dpuflow.entries.needs import Needs
     from dpuflow.matching import Instance
+    from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
 
 _TABLE = 32  # words a row that a table may take instead of a search
@@ -164,3 +171,128 @@ class _Finder:
         if self.rows is not None:
             return self.rows[key]
         return np.asarray(self.order[np.searchsorted(self.keys, key)], np.int64)
+
+
+class Needs(NamedTuple):
+    """Parallel to ``rows``, the EXCHANGE rows of all collectives one after the other."""
+
+    rows: NDArray[np.int64]
+    picked: Picked  # the columns of these rows
+    collective: NDArray[np.int64]  # of each row
+    mapped: NDArray[np.bool_]  # the row's place in its algorithm is known
+    split: NDArray[np.bool_]  # its collective uses several connections an edge, side by side
+    send: NDArray[np.int64]  # one element an arc: the place (in ``rows``) of the send ...
+    input: NDArray[np.int64]  # ... and of the input that it needs
+    early_ns: NDArray[np.int64]  # per collective: a tenth of its sends came more than this before their input
+
+    def ready_ns(self, exchanges: Rows) -> NDArray[np.int64]:
+        """When the last input that each row's send needs had arrived; NEVER where it needs none."""
+        arrived = exchanges["arrived_end_ns"][self.rows]
+        ready = np.full(len(self.rows), NEVER)
+        np.maximum.at(ready, self.send, arrived[self.input])
+        return ready
+
+
+def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
+    """The dependency graph of all collectives; one that does not show all its messages has no arcs."""
+    counts = np.fromiter((len(i.rows) for i in instances), np.int64, len(instances))
+    rows = np.concatenate([i.rows for i in instances]) if len(instances) else np.zeros(0, np.int64)
+    of = np.repeat(np.arange(len(instances)), counts)
+    base = np.r_[0, np.cumsum(counts)]
+    picked = Picked.exchanges(exchanges, rows)
+    # Each edge's messages in the order in which they were sent; grants may come in any order.
+    order = order_within(started_ns(picked), of)
+    columns = (picked["src"][order], picked["dst"][order], picked["connection"][order])
+    edges = packed(*columns)
+    by_edge = np.lexsort((*columns[::-1], of)) if edges is None else order_within(edges, of)
+    order = order[by_edge]
+    src, dst = picked["src"][order].astype(np.int64), picked["dst"][order].astype(np.int64)
+    line = picked["connection"][order]
+    split = np.zeros(len(instances), bool)  # an edge runs over several connections: their order is not known
+    twice = (src[1:] == src[:-1]) & (dst[1:] == dst[:-1]) & (of[1:] == of[:-1]) & (line[1:] != line[:-1])
+    split[of[1:][twice]] = True
+    mapped = np.zeros(len(rows), bool)
+    alike: dict[tuple[Algorithm, tuple[int, ...], int, int], list[int]] = {}
+    for number, instance in enumerate(instances):
+        whole = not instance.view.blind and not instance.placement.seats
+        if instance.algorithm is not None and whole and len(instance.rows):
+            key = (instance.algorithm, tuple(instance.order), instance.root or 0, len(instance.rows))
+            alike.setdefault(key, []).append(number)
+    sends, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for (algorithm, ranks, root, size), members in alike.items():
+        plan = _plan(algorithm, len(ranks), root, size)
+        if plan is None:
+            continue
+        numbers, ends = np.array(members), np.array(ranks)
+        places = base[numbers][:, None] + np.arange(size)
+        # Sorted by endpoint here and by position in the plan: the same messages in another order of edges.
+        edge = ends[plan.src] << 32 | ends[plan.dst]
+        by_endpoint = np.argsort(edge, kind="stable")
+        fits = (edge[by_endpoint] == (src[places] << 32 | dst[places])).all(axis=1) & ~split[numbers]
+        where = np.empty_like(by_endpoint)
+        where[by_endpoint] = np.arange(size)
+        where = order[base[numbers][:, None] + where][fits]
+        mapped[where.ravel()] = True
+        sends.append(where[:, plan.send].ravel())
+        inputs.append(where[:, plan.input].ravel())
+    send, needed = np.concatenate(sends), np.concatenate(inputs)
+    early = _early_ns(picked, send, needed, of, len(instances))
+    # Their algorithm is another, or their messages come in another order.
+    keep = early[of[send]] <= 0
+    return Needs(rows, picked, of, mapped & (early[of] <= 0), split[of], send[keep], needed[keep], early)
+
+
+def _early_ns(
+    picked: Picked, send: NDArray[np.int64], needed: NDArray[np.int64], of: NDArray[np.int64], count: int
+) -> NDArray[np.int64]:
+    """For each collective how much too early the sends were that came before what they should need."""
+    early = np.zeros(count, np.int64)
+    start, arrived = started_ns(picked)[send], picked["arrived_end_ns"][needed]
+    known = (start != NEVER) & (arrived != NEVER)
+    lead, collective = (arrived - start)[known], of[send][known]
+    order = order_within(-lead, collective)
+    first = np.flatnonzero(np.r_[True, np.diff(collective[order]) != 0]) if len(order) else order
+    size = np.diff(np.r_[first, len(order)])
+    tenth = first + ((1 - EXPLAINED) * size).astype(np.int64)
+    early[collective[order][first]] = np.maximum(lead[order][tenth], 0)
+    return early
+
+
+def started_ns(exchanges: Rows | Picked) -> NDArray[np.int64]:
+    """When the sender of each exchange first acted: offered its data, or sent it."""
+    return np.where(exchanges["offer_ns"] != NEVER, exchanges["offer_ns"], exchanges["data_ns"])
+
+
+class _Plan(NamedTuple):
+    """Messages of a schedule edge by edge, each edge's in order; arcs between them."""
+
+    src: NDArray[np.int64]
+    dst: NDArray[np.int64]
+    send: NDArray[np.int64]
+    input: NDArray[np.int64]
+
+
+@remembered
+def _plan(algorithm: Algorithm, n: int, root: int, size: int) -> _Plan | None:
+    """The plan for ``size`` messages in all, None where that is no multiple of the schedule's."""
+    edges = edge_sizes(algorithm, n, root)
+    whole = sum(len(sizes) for sizes in edges.values())
+    if whole == 0:  # a single rank that talks to itself
+        return None
+    cuts = size // whole
+    if cuts * whole != size or (cuts > 1 and not algorithm.cuts):
+        return None
+    starts: dict[tuple[int, int], int] = {}
+    src: list[int] = []
+    dst: list[int] = []
+    for edge in sorted(edges):
+        starts[edge] = len(src)
+        src += [edge[0]] * (len(edges[edge]) * cuts)
+        dst += [edge[1]] * (len(edges[edge]) * cuts)
+    arcs = [
+        (starts[edge] + turn * cuts + cut, starts[before] + turn_before * cuts + cut)
+        for (edge, turn), (before, turn_before) in dependencies(algorithm, n, root)
+        for cut in range(cuts)
+    ]
+    pairs = np.array(arcs, np.int64).reshape(-1, 2)
+    return _Plan(np.array(src), np.array(dst), pairs[:, 0], pairs[:, 1])

@@ -12,14 +12,14 @@ they were.
 
 from __future__ import annotations
 
-import itertools
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import classes, order_within
 from dpuflow.entries.handover import is_gloo
-from dpuflow.entries.rules import FAR_BEYOND, FEWEST
+from dpuflow.entries.rows import FAR_BEYOND, FEWEST
 from dpuflow.schema.rows import NEVER, NONE32, Op
 
 if TYPE_CHECKING:
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
@@ -47,39 +48,10 @@ class Queued(NamedTuple):
     ]  # so much later than a peer, if their calls follow each other alike; else NEVER
 
 
-class _Calls(NamedTuple):
-    """A rank's calls of one communicator after the other (``pieces``), in order of time; by call."""
-
-    order: NDArray[np.int64]  # rows of Entries
-    pieces: list[slice]
-    lane: NDArray[np.int64]  # of each row of Entries its communicator
-    enter: NDArray[np.int64]
-    done: NDArray[np.int64]  # the rank has all that it needs; who receives nothing is never known to be open
-    idle: NDArray[np.int64]  # ... and its own data has left as well: a worker is free
-
-    def overlap(self) -> bool:
-        """Whether any call began before all those of its rank before it were done."""
-        return any(
-            bool((self.enter[p][1:] < np.maximum.accumulate(self.done[p])[:-1]).any()) for p in self.pieces
-        )
-
-    def workers(self) -> NDArray[np.int64]:
-        """How many calls each communicator carries out at a time, at least."""
-        busy = np.zeros(len(self.order), np.int64)
-        for piece in self.pieces:
-            busy[piece] = _open_before(self.enter[piece], self.done[piece])
-        workers = np.zeros(int(self.lane.max()) + 1, np.int64)
-        np.maximum.at(workers, self.lane[self.order], busy + 1)
-        return workers
-
-
 def queued_rows(
-    entries: Entries,
-    exchanges: Rows,
-    instances: Sequence[Instance],
-    law: Law,
+    entries: Entries, exchanges: Rows | Picked, instances: Sequence[Instance], law: Law
 ) -> Queued:
-    """Rows that may have queued.
+    """Rows that may have queued: all workers were busy until no longer before than the law allows.
 
     A group's calls come in order, so none was called before the last one of its rank that did not queue.
     Ranks that do the same work from one call to the next stay as far apart as they were at that one.
@@ -92,65 +64,40 @@ def queued_rows(
         np.full(total, NONE32, np.int64),
         np.full(total, NEVER, np.int64),
     )
-    calls = _calls(entries, _lanes(exchanges, instances)[entries.collective])
-    if not calls.overlap():
-        return out
-    workers = calls.workers()
-    several = [p for p in calls.pieces if workers[calls.lane[calls.order[p.start]]] > 1]
-    calls = calls._replace(pieces=several)
-    full, may, first = _full(calls, workers, law)
-    # Of calls that most peers had to queue a rank's own has, too.
-    which = entries.collective[calls.order]
-    number = np.bincount(which, minlength=len(instances))
-    full |= may & (2 * np.bincount(which[full], minlength=len(instances)) >= number)[which]
+    lane = _lanes(exchanges, instances)[entries.collective]
+    # Who receives nothing is never known to be open.
+    done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)
+    pieces = _calls(entries, lane)
+    workers = np.ones(int(lane.max(initial=0)) + 1, np.int64)
+    for rows in pieces:
+        busy = _open_before(entries.enter_ns[rows], done[rows]).max() + 1
+        workers[lane[rows[0]]] = max(int(workers[lane[rows[0]]]), int(busy))
     turn = np.zeros(total, np.int64)  # how many calls ago the last one was that did not queue
     gap = np.full(total, NEVER, np.int64)  # from call to call, where neither queued and the first went on
-    for piece in calls.pieces:
-        rows, enter, number = calls.order[piece], calls.enter[piece], np.arange(piece.stop - piece.start)
-        out.rows[rows] = full[piece]
-        out.behind[rows] = entries.last[calls.order[first[piece]]]
-        last = np.r_[-1, np.maximum.accumulate(np.where(may[piece], -1, number))[:-1]]
+    slack = np.nan_to_num(np.fmax(FAR_BEYOND * law.slow_ns, law.worst_ns), nan=0.0)
+    for rows in pieces:
+        room = int(workers[lane[rows[0]]])
+        if room < 2:
+            continue
+        enter, number = entries.enter_ns[rows], np.arange(len(rows))
+        idle = np.maximum(entries.idle_ns[rows], done[rows])  # its own data has left as well
+        full, first = _was_full(enter, idle, slack[rows], room)
+        out.rows[rows], out.behind[rows] = full, entries.last[rows[first]]
+        last = np.r_[-1, np.maximum.accumulate(np.where(full, -1, number))[:-1]]
         out.called_ns[rows] = np.where(last >= 0, enter[last], NEVER)
         out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
         turn[rows] = np.where(last >= 0, number - last, 0)
-        goes_on = np.r_[False, enter[1:] < calls.done[piece][:-1]] & ~may[piece] & (last == number - 1)
+        goes_on = np.r_[False, enter[1:] < done[rows][:-1]] & ~full & (last == number - 1)
         gap[rows[goes_on]] = np.diff(enter, prepend=0)[goes_on]
-    _leads(out, entries, calls.lane, turn, gap)
+    _leads(out, entries, lane, turn, gap)
     return out
 
 
-def _calls(entries: Entries, lane: NDArray[np.int64]) -> _Calls:
-    """The calls of communicators (``lane``, -1: of none)."""
+def _calls(entries: Entries, lane: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Each rank's calls of each communicator (``lane``, -1: of none), in order of time."""
     good = np.flatnonzero((lane >= 0) & (entries.enter_ns != NEVER))
-    order = good[np.lexsort((entries.enter_ns[good], entries.endpoint[good], lane[good]))]
-    done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)[order]
-    keys = np.stack([lane[order], entries.endpoint[order]])
-    starts = np.flatnonzero(np.r_[True, (np.diff(keys, axis=1) != 0).any(axis=0)][: len(order)])
-    pieces = [slice(a, b) for a, b in itertools.pairwise([*starts.tolist(), len(order)])]
-    idle = np.maximum(entries.idle_ns[order], done)
-    return _Calls(order, pieces, lane, entries.enter_ns[order], done, idle)
-
-
-def _full(
-    calls: _Calls, workers: NDArray[np.int64], law: Law
-) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.int64]]:
-    """Calls at which all workers were busy, those at which they may have been, and of the calls before each
-    the first one to end (its place among ``calls``)."""
-    order = calls.order
-    slack = np.nan_to_num(law.most_ns[order], nan=0.0) * 2
-    # A busy host starts what had queued as late as it reacts at its slowest.
-    far = np.maximum(slack, np.nan_to_num(law.slow_ns[order], nan=0.0) * FAR_BEYOND)
-    far = np.maximum(far, np.nan_to_num(law.worst_ns[order], nan=0.0))
-    full, may = np.zeros((2, len(order)), bool)
-    first = np.zeros(len(order), np.int64)
-    for piece in calls.pieces:
-        room = int(workers[calls.lane[order[piece.start]]])
-        full[piece], _ = _was_full(calls.enter[piece], calls.idle[piece], slack[piece], room)
-        may[piece], ended = _was_full(calls.enter[piece], calls.idle[piece], far[piece], room)
-        first[piece] = ended + piece.start
-        for place in range(piece.start + 1, piece.stop):
-            full[place] |= may[place] and full[place - 1]  # the calls before it queue still
-    return full, may, first
+    good = good[order_within(entries.enter_ns[good], lane[good])]
+    return [good[at] for at in classes(lane[good], entries.endpoint[good])]
 
 
 def _leads(
@@ -185,7 +132,7 @@ def _leads(
                     queued.lead_ns[row] = round(max(float(lead), 0.0))
 
 
-def _lanes(exchanges: Rows, instances: Sequence[Instance]) -> NDArray[np.int64]:
+def _lanes(exchanges: Rows | Picked, instances: Sequence[Instance]) -> NDArray[np.int64]:
     """Numbers the communicators: same ranks, same context, connections in common.
 
     -1 for single transfers, and where the caller itself carries out its collectives: only Gloo's users hand

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile, percentiles
-from dpuflow.entries.rules import BEYOND, FEWEST, QUICK, SLOW
+from dpuflow.entries.rows import BEYOND, FEWEST, QUICK, SLOW
 from dpuflow.schema.rows import Wire
 
 if TYPE_CHECKING:

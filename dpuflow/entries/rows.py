@@ -6,13 +6,13 @@ Declared field by field, as in ``schema``. Times are integer nanoseconds on the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries.rules import EXACT_RULES, UNTOLD_RULES, Rule
-from dpuflow.schema.rows import NEVER, NONE32, make_record
+from dpuflow.schema.rows import NEVER, NONE32, Wire, make_record
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -21,6 +21,75 @@ if TYPE_CHECKING:
 
     Ints = NDArray[np.int64]
     Bools = NDArray[np.bool_]
+
+BY_GPUS: Final = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
+"""What GPUs send."""
+FEWEST: Final = 8
+"""Of fewer times nothing is known to be usual."""
+FAR_BEYOND: Final = 3.0
+"""Times a slow reaction (SLOW) that no reaction takes: of an exponential tail one in 8,000."""
+SLOW: Final = 95
+"""Percentile of times that are slow still: half of the interval that errors state."""
+QUICK: Final = 5.0
+"""Percentile of times that are as quick as they can be: as often as that at least a rank waits for its input,
+its slot or its credit, or nothing is said of it."""
+BEYOND: Final = 0.001
+"""Share of hand-overs that may take longer than a bound allows for."""
+EXPLAINED: Final = 0.9
+"""A schedule that a tenth of the messages contradict is not what ran."""
+
+
+class Rule(IntEnum):
+    """What an entry rests on; RULES has the sentences."""
+
+    UNSEEN = 0
+    READY = 1  # exact: declared itself ready to receive, unasked
+    NOTHING_BEFORE = 2  # exact: sent before anything had arrived
+    FREE_STEP = 3  # exact: the algorithm's first step of this rank needs no input
+    AFTER_INPUT = 4  # at most: its first message may have waited for an input
+    ANSWER = 5  # at most: it only answered an offer
+    LONG_AFTER = 6  # exact: its first message came so long after any input that it had not waited for one
+    CREDIT = 7  # at most: its first message left soon after its credit had come
+    QUEUED = 8  # at most: it may have queued behind another collective of the same group
+    CONNECTING = 9  # at most: its first message opened a connection
+    REPEATED = 10  # at most: the first time it was sent may not have been seen
+    PARTLY = 11  # at most: not all messages of this rank can have been seen
+    CONTRADICTED = 12  # unobservable: what was put together cannot be one collective
+    MISSING = 19  # unobservable: packets are missing from what its rank sent and received
+    OVERLAPS = 20  # unobservable: its rank had not left the operation before it
+    WITHIN = 21  # exact: a message that had waited for another GPU of its node (``within``)
+    WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
+
+
+RULES: dict[Rule, tuple[str, str]] = {
+    Rule.UNSEEN: ("unobservable", "sent nothing in this collective that was seen"),
+    Rule.READY: ("exact", "first ready-to-receive message, sent unasked"),
+    Rule.NOTHING_BEFORE: ("exact", "first message, sent before any input had arrived"),
+    Rule.FREE_STEP: ("exact", "first message of a step that needs no input"),
+    Rule.AFTER_INPUT: ("at_most", "first message, which may have waited for its input"),
+    Rule.ANSWER: ("at_most", "first answer to a peer's offer"),
+    Rule.LONG_AFTER: ("exact", "first message, long after its input had arrived"),
+    Rule.CREDIT: ("at_most", "first message, sent soon after its credit had come"),
+    Rule.QUEUED: ("at_most", "first message, which may have queued behind the collective before"),
+    Rule.CONNECTING: ("at_most", "first message, which may have waited for its connection"),
+    Rule.REPEATED: ("at_most", "first message, of which only a repetition or its later packets were seen"),
+    Rule.PARTLY: ("at_most", "first message that was seen; others may have come before"),
+    Rule.CONTRADICTED: ("unobservable", "messages of this collective came before what they need"),
+    Rule.MISSING: (
+        "unobservable",
+        "first message that was seen; packets before it were not captured",
+    ),
+    Rule.OVERLAPS: ("unobservable", "first message, sent before its rank had left the operation before"),
+    Rule.WAITED: (
+        "at_most",
+        "first message that shows it had entered; it, or one that it waited for, held it back",
+    ),
+    Rule.WITHIN: ("exact", "first message that another GPU of its node had a part in"),
+}
+"""Rule -> (bound, why)."""
+
+EXACT_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "exact")
+UNTOLD_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "unobservable")
 
 FAR: Final = int(np.iinfo(np.int64).max)
 """After all times."""
@@ -56,19 +125,20 @@ ENTRY: Final = make_record(
     ("whole", "?", "", "the captures hold the collective from its beginning to its end"),
     ("fed", "?", "", "the rank received data"),
     ("buffered", "?", "", "what it sent needed nothing of its peers: it may have left at once"),
-)
-
-SIGN: Final = make_record(
-    "sign",
-    "What a rank's messages show about its first act, for the stages that date entries.",
     ("unmoved_ns", "i8", "ns", "from the last thing that reached the rank to its first act"),
-    ("moved_ns", "i8", "ns", "the same at the most, where it is not known which of several it was"),
-    ("grant", "i8", "row", "TRANSFER row of the credit of ENTRY.credit_ns"),
+    ("free_ns", "i8", "ns", "its first send, where the algorithm needs no input for it"),
+    ("grant", "i8", "row", "TRANSFER row of the credit of credit_ns"),
+    (
+        "lag_ns",
+        "i8",
+        "ns",
+        "of several GPUs the last may have entered so much before or after its first act",
+    ),
 )
 
 MARGIN: Final = make_record(
     "margin",
-    "How far an entry may be off, and who else may have been the last.",
+    "How far an entry may be off.",
     ("clock", "i8", "", "number of the capture that stamped the act"),
     ("clock_ns", "i8", "ns", "how far its clock may be off the reference"),
     ("lag_ns", "i8", "ns", "it may have entered so much before its first act, having found its input there"),
@@ -81,19 +151,15 @@ MARGIN: Final = make_record(
     ("wide_ns", "i8", "ns", "the same with stalls that only reactions show"),
     ("slow_ns", "i8", "ns", "its hosts' slow reactions, 95 %"),
     ("lead_ns", "i8", "ns", "at least so much later than a peer, by calls before (queues)"),
+)
+
+HEARD: Final = make_record(
+    "heard",
+    "What captured ranks heard of the others: who may have been the last.",
     ("likely_ns", "i8", "ns", "when it, or one that it waits for, is likely to have entered"),
     ("by_ns", "i8", "ns", "nothing dates it, but it had entered by then"),
     ("by_act", "i8", "row", "TRANSFER row of the message that shows by_ns"),
 )
-
-
-@dataclass
-class Signs:
-    """The columns of SIGN."""
-
-    unmoved_ns: Ints
-    moved_ns: Ints
-    grant: Ints
 
 
 @dataclass
@@ -112,6 +178,12 @@ class Margins:
     wide_ns: Ints
     slow_ns: Ints
     lead_ns: Ints
+
+
+@dataclass
+class Heard:
+    """The columns of HEARD."""
+
     likely_ns: Ints
     by_ns: Ints
     by_act: Ints
@@ -123,8 +195,7 @@ class Reactions(NamedTuple):
     waited: Times  # from an input to the send that had waited for it
     granted_data_ns: Ints  # from a grant to the data that had waited for it
     taken: Times  # from an input to granting its slot again (NCCL)
-    between: Times  # ... from an operation's last input, at the most (``passing.consumed``)
-    ended: Times  # ... and from the last one of its rank
+    between: Times  # ... from an operation's last input, at the most (``handover.consumed``)
 
 
 @dataclass
@@ -156,10 +227,14 @@ class Entries:
     whole: Bools
     fed: Bools
     buffered: Bools
+    unmoved_ns: Ints
+    free_ns: Ints
+    grant: Ints
+    lag_ns: Ints
     offsets: Ints
     early_ns: Ints
-    signs: Signs
     margins: Margins
+    heard: Heard
     reactions: Reactions
 
     @property
@@ -171,13 +246,6 @@ class Entries:
     def told(self) -> NDArray[np.bool_]:
         """Rows whose entry is exact or a bound."""
         return np.isin(self.rule, UNTOLD_RULES, invert=True)
-
-    def marked(self, rows: NDArray[np.bool_], rule: Rule, after: NDArray[np.int64]) -> Entries:
-        """With another rule for exact entries among ``rows``, and what they may have waited for."""
-        rows = rows & self.exact
-        return replace(
-            self, rule=np.where(rows, int(rule), self.rule), after=np.where(rows, after, self.after)
-        )
 
 
 _UNKNOWN: Final = {"ns": NEVER, "row": NONE32}
@@ -210,7 +278,7 @@ def blank(collective: Ints, endpoint: Ints, offsets: Ints) -> Entries:
     return Entries(
         **columns,
         early_ns=np.zeros(len(offsets) - 1, np.int64),
-        signs=Signs(**_blank(SIGN, rows)),
         margins=Margins(**_blank(MARGIN, rows)),
-        reactions=Reactions(times, none, times, times, times),
+        heard=Heard(**_blank(HEARD, rows)),
+        reactions=Reactions(times, none, times, times),
     )

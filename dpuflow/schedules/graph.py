@@ -92,14 +92,16 @@ def fold(
     *,
     own: bool = False,
     back: bool = False,
+    receivers: bool = False,
 ) -> tuple[dict[Place, V], list[V]]:
     """What each message's sender has by then, and what each rank has in the end, in a semiring.
 
     Ranks begin with ``start``. What a message's sender had before its step goes over the message by ``link``,
     and is joined to what the receiver has by ``join``; with ``own`` to what the sender has as well, as what a
     rank sends follows what it sent before. ``back``: from the last step to the first, receivers to senders.
+    ``receivers``: what each message's receiver has by then, instead of its sender.
     """
-    state, held = list(start), dict[Place, V]()
+    state, told = list(start), dict[Place, V]()
     seen: Counter[tuple[int, int]] = Counter()
     places: list[tuple[int, list[Place]]] = []
     for step, sends in groupby(schedule(algorithm, n, root), key=attrgetter("step")):
@@ -108,12 +110,13 @@ def fold(
             places[-1][1].append(((src, dst), seen[src, dst]))
             seen[src, dst] += 1
     for _, sent in reversed(places) if back else places:
-        held.update({place: state[place[0][back]] for place in sent})
+        held = {place: state[place[0][back]] for place in sent}
+        told.update({place: state[place[0][back != receivers]] for place in sent})
         for place in sent:
             over = link(held[place])
             for end in place[0] if own else (place[0][not back],):
                 state[end] = join(state[end], over)
-    return held, state
+    return told, state
 
 
 @remembered
@@ -146,10 +149,13 @@ def reach(algorithm: Algorithm, n: int, root: int = 0) -> tuple[frozenset[int], 
 
 
 @remembered
-def depths(algorithm: Algorithm, n: int, root: int = 0) -> Mapping[Place, Mapping[int, int]]:
+def depths(
+    algorithm: Algorithm, n: int, root: int = 0, *, receivers: bool = False
+) -> Mapping[Place, Mapping[int, int]]:
     """For each message how many links lie, at most, between it and each rank's entry that it depends on.
 
-    A link is a message that is waited for, or a rank's own message of the step before.
+    A link is a message that is waited for, or a rank's own message of the step before. ``receivers``: between
+    that and the receiver's being ready for the message.
     """
 
     def most(one: dict[int, int], other: dict[int, int]) -> dict[int, int]:
@@ -158,7 +164,8 @@ def depths(algorithm: Algorithm, n: int, root: int = 0) -> Mapping[Place, Mappin
     def further(links: dict[int, int]) -> dict[int, int]:
         return {rank: count + 1 for rank, count in links.items()}
 
-    return fold(algorithm, n, root, [{rank: 0} for rank in range(n)], most, further, own=True)[0]
+    start: list[dict[int, int]] = [{rank: 0} for rank in range(n)]
+    return fold(algorithm, n, root, start, most, further, own=True, receivers=receivers)[0]
 
 
 @remembered

@@ -16,7 +16,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
-from dpuflow.entries.rules import FEWEST
+from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.waits import left_any, seen_from_beside
 
