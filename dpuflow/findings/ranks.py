@@ -117,10 +117,8 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
                 f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
                 f" longer than {_peers(result, stage)}, and the stages after it wait."
             )
-    for pipeline in [] if row.collectives else result.pipelines:
-        incidents = in_steps(pipeline, row.endpoint) if row.endpoint in pipeline.stages else ""
-        if incidents:
-            return f"{names[0]} is a stage of a pipeline that {incidents}; the stages after it wait."
+    if incidents := stage_steps(row, result):
+        return f"{names[0]} is a stage of a pipeline that {incidents}; the stages after it wait."
     by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
         f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"
@@ -128,9 +126,18 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
     )
 
 
+def stage_steps(row: Lateness, result: Analysis) -> str:
+    """In how many steps a stage of a pipeline that enters no collective worked longer; empty of others."""
+    mine = [] if row.collectives else [each for each in result.pipelines if row.endpoint in each.stages]
+    return next(filter(None, (in_steps(each, row.endpoint) for each in mine)), "")
+
+
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     units = units_of(rows)
+    stages = [f"{unit_name(result, row)} {steps}" for row in units if (steps := stage_steps(row, result))]
+    if len(stages) == len(units):
+        return f"Late in turn: {listed(stages)}; the stages after them wait."
     told = [f"{unit_name(result, row)} {late_in(row)}" for row in units]
     waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
     each = "each rank's" if any(row.together for row in units) else "their"

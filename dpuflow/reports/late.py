@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from dpuflow.figures.spans import jobs_with, list_jobs
-from dpuflow.findings.ranks import units_of
+from dpuflow.findings.ranks import stage_steps, units_of
 from dpuflow.quantities import (
     count,
     duration,
@@ -63,7 +63,8 @@ def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[s
     units = units_of(late)
     for row in units[:MOST_LATE]:
         word = "late together" if row.together else "late"
-        text = f"{names.unit(row.endpoint)}: {word} in {_times(result, row)}"
+        often = stage_steps(row, result) or f"{word} in {_times(result, row)}"
+        text = f"{names.unit(row.endpoint)}: {often}"
         if row.late_ns is not None:
             text += f", by {late_by(row)} (median)"
         waited = _caused_ns(result, row)
