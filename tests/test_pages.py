@@ -54,7 +54,7 @@ def test_ways_cut_at_once_are_those_cut_one_by_one(seed: int) -> None:
     import numpy as np
 
     from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Wire
-    from dpuflow.verdicts.bulk import IDLE, cut_pieces, page_ways
+    from dpuflow.verdicts.pages import IDLE, cut_pieces, page_ways
 
     rng = np.random.default_rng(seed)
     count = int(rng.integers(1, 200))

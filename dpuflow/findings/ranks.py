@@ -117,10 +117,8 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
                 f"{names[0]} is a slow stage of its pipeline: it works {duration(stage.excess_ns)} a step"
                 f" longer than {_peers(result, stage)}, and the stages after it wait."
             )
-    for pipeline in [] if row.collectives else result.pipelines:
-        incidents = in_steps(pipeline, row.endpoint) if row.endpoint in pipeline.stages else ""
-        if incidents:
-            return f"{names[0]} is a stage of a pipeline that {incidents}; the stages after it wait."
+    if incidents := stage_steps(row, result):
+        return f"{names[0]} is a stage of a pipeline that {incidents}; the stages after it wait."
     by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
         f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"
@@ -128,24 +126,24 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
     )
 
 
+def stage_steps(row: Lateness, result: Analysis) -> str:
+    """In how many steps a stage of a pipeline that enters no collective worked longer; empty of others."""
+    mine = [] if row.collectives else [each for each in result.pipelines if row.endpoint in each.stages]
+    return next(filter(None, (in_steps(each, row.endpoint) for each in mine)), "")
+
+
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     units = units_of(rows)
-    told = [f"{unit_name(result, row)} {_often(row, result)}" for row in units]
+    stages = [f"{unit_name(result, row)} {steps}" for row in units if (steps := stage_steps(row, result))]
+    if len(stages) == len(units):
+        return f"Late in turn: {listed(stages)}; the stages after them wait."
+    told = [f"{unit_name(result, row)} {late_in(row)}" for row in units]
     waited = sum(row.caused_wait_ns or 0 for row in rows)
     wait = f"their peers waited {rank_seconds(waited)} for them" if waited else "those after them wait"
     each = "each rank's" if any(row.together for row in units) else "their"
-    what = "collectives" if all(row.collectives for row in units) else "steps"
     who = listed(told)
-    return f"Late in turn, in so many of {each} {what}: {who}; {wait}."
-
-
-def _often(row: Lateness, result: Analysis) -> str:
-    """``6 of 20`` collectives, of stages of a pipeline alone steps."""
-    for pipeline in [] if row.collectives else result.pipelines:
-        if row.endpoint in pipeline.stages:
-            return f"{pipeline.late_steps[pipeline.stages.index(row.endpoint)]} of {pipeline.steps}"
-    return late_in(row)
+    return f"Late in turn, in so many of {each} collectives: {who}; {wait}."
 
 
 def late_together(rows: Sequence[Lateness], result: Analysis) -> str:

@@ -12,7 +12,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from dpuflow.figures.spans import jobs_with, list_jobs
-from dpuflow.findings.ranks import units_of
+from dpuflow.findings.ranks import stage_steps, units_of
 from dpuflow.quantities import (
     count,
     duration,
@@ -62,10 +62,10 @@ def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[s
     """One line for each rank, and what they have in common."""
     units = units_of(late)
     for row in units[:MOST_LATE]:
-        stage = _stage(result, row)
         word = "late together" if row.together else "late"
-        text = f"{names.unit(row.endpoint)}: {stage or f'{word} in {_times(result, row)}'}"
-        if row.late_ns is not None and not stage:
+        often = stage_steps(row, result) or f"{word} in {_times(result, row)}"
+        text = f"{names.unit(row.endpoint)}: {often}"
+        if row.late_ns is not None:
             text += f", by {late_by(row)} (median)"
         waited = _caused_ns(result, row)
         if waited is not None:

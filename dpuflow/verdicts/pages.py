@@ -1,0 +1,188 @@
+"""EXCHANGE rows in, bursts of pages out: what one endpoint WRITEs to another, or READs from it, in one go.
+
+``bulk`` makes transfers of them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from dpuflow.arrays.ordering import cut_at
+from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    from numpy.typing import NDArray
+
+    from dpuflow.matching import Instance
+    from dpuflow.schema.tables import Rows
+
+    Ints = NDArray[np.int64]
+
+LEAST: Final = 512
+"""Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
+else tells what they are."""
+IDLE: Final = 4.0
+"""Times what a page takes, alone and behind another, that nothing may be under way within a transfer: an
+engine that has pages to move keeps some under way; a late completion makes it pause for about a page."""
+
+
+def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
+    """Rows of pages from one endpoint to another by one verb, in order of time."""
+    wire = np.ascontiguousarray(exchanges["wire"])
+    if not np.isin(wire, (Wire.ROCE_WRITE, Wire.ROCE_READ)).any():
+        return []
+    free = np.ones(len(exchanges), bool)
+    for instance in instances:
+        free[instance.rows] = False
+    # A WRITE that was asked for is NCCL's; a READ's request is its "grant". Puts have flags (``flagged``).
+    write = (wire == Wire.ROCE_WRITE) & (exchanges["grant"] == NONE32) & (exchanges["tag"] == 0)
+    free &= write | (wire == Wire.ROCE_READ)
+    if not free.any():
+        return []
+    free &= exchanges["src"] != exchanges["dst"]
+    free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0) & (exchanges["op"] == Op.UNKNOWN)
+    # Connections whose every page has a SEND belong to a library that asks before it moves (rendezvous).
+    connection = exchanges["connection"].astype(np.int64)
+    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)
+    size = int(connection.max()) + 1
+    asking = np.bincount(connection[sends], minlength=size) >= np.bincount(connection[free], minlength=size)
+    immediate = np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
+    rows = np.flatnonzero(free & ~asking[connection] & ~immediate[connection])
+    if not len(rows):
+        return []
+    src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
+    read = wire[rows] == Wire.ROCE_READ
+    order = np.lexsort((begin_ns(exchanges, rows), read, dst, src))
+    rows, key = rows[order], np.stack([src, dst, read])[:, order]
+    first = np.flatnonzero(np.r_[True, (np.diff(key) != 0).any(axis=0)])
+    large = _medians(exchanges["bytes"][rows], first) > LEAST
+    return [way for way, pages in zip(cut_at(rows, first[1:]), large.tolist(), strict=True) if pages]
+
+
+def _medians(values: Rows, first: Ints) -> NDArray[np.float64]:
+    """The median of each run of ``values``; runs begin at ``first``."""
+    count = np.diff(np.r_[first, len(values)])
+    ordered = values[np.lexsort((values, np.repeat(np.arange(len(first)), count)))].astype(float)
+    middle: NDArray[np.float64] = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
+    return middle / 2
+
+
+def so_far(values: Ints, piece: Ints) -> Ints:
+    """The largest of ``values`` so far within each piece."""
+    order = np.argsort(values, kind="stable")
+    place = np.empty(len(values), np.int64)
+    place[order] = np.arange(len(values))
+    return values[order[np.maximum.accumulate(piece * len(values) + place) - piece * len(values)]]
+
+
+def begin_ns(exchanges: Rows, rows: Ints) -> Ints:
+    """When each page was asked for, or sent."""
+    asked, data = exchanges["grant_ns"][rows], exchanges["data_ns"][rows]
+    # Where answers came in pieces (loss), requests and answers are no longer one to one.
+    known = (exchanges["wire"][rows] == Wire.ROCE_READ) & (asked != NEVER) & (asked <= data)
+    return np.where(known, asked, data)
+
+
+def end_ns(exchanges: Rows, rows: Ints) -> Ints:
+    """When each page was there."""
+    there: Ints = exchanges["arrived_end_ns"][rows]
+    return np.where(there != NEVER, there, exchanges["data_end_ns"][rows])
+
+
+def cut_pieces(exchanges: Rows, ways: Sequence[Ints], notices: Sequence[Ints]) -> Iterator[list[Ints]]:
+    """Each of ``ways`` cut where nothing was under way, or, if it has any, by its ``notices``: times of SENDs
+    on the pages' connections, each of which tells that all pages before it are done."""
+    quiet = _by_pauses(exchanges, [rows for rows, told in zip(ways, notices, strict=True) if not len(told)])
+    for rows, told in zip(ways, notices, strict=True):
+        yield _by_notices(exchanges, rows, told) if len(told) else next(quiet)
+
+
+def _by_notices(exchanges: Rows, rows: Ints, notices: Ints) -> list[Ints]:
+    acked = exchanges["acked_ns"][rows]
+    alike = _alike_parts(exchanges, rows, len(notices))
+    if alike is not None:
+        return alike
+    turn = np.searchsorted(notices, np.where(acked != NEVER, acked, end_ns(exchanges, rows)))
+    order = np.lexsort((begin_ns(exchanges, rows), turn))
+    return cut_at(rows[order], np.flatnonzero(np.diff(turn[order])) + 1)
+
+
+def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
+    """``ways`` in order of time, each cut where nothing was under way; times of all laid out at once."""
+    if not ways:
+        return
+    rows, count = np.concatenate(ways), np.array([len(way) for way in ways])
+    way, first = np.repeat(np.arange(len(ways)), count), np.cumsum(count) - count
+    begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
+    gap = begin[1:] - so_far(end, way)[:-1]
+    # A page alone, and from one to the next: what a page takes in a full queue says nothing of pauses.
+    usual = np.minimum.reduceat(end - begin, first).astype(float)
+    within = np.diff(way) == 0
+    several = count > 1
+    if several.any():
+        apart = np.diff(end[np.lexsort((end, way))])[within]
+        follow = (count - 1)[several]
+        usual[several] += _medians(apart, np.cumsum(follow) - follow)
+    usual[~several] = 0.0
+    for at, until, each in zip(first.tolist(), (first + count).tolist(), usual.tolist(), strict=True):
+        yield cut_at(rows[at:until], np.flatnonzero(gap[at : until - 1] > IDLE * each) + 1)
+
+
+def _alike_parts(exchanges: Rows, rows: Ints, count: int) -> list[Ints] | None:
+    """``rows`` as ``count`` parts of as many bytes, or None where they do not add up to that.
+
+    A notice stands behind what was queued before it, which may be pages of the next transfer: then it comes
+    when they are done, too.
+    """
+    total = int(exchanges["bytes"][rows].sum())
+    if total % count or count >= len(rows):
+        return None
+    return parts_of(exchanges, rows, np.full(count, total // count))
+
+
+def parts_of(exchanges: Rows, rows: Ints, sizes: Ints) -> list[Ints] | None:
+    """``rows`` as parts of ``sizes`` bytes, one after the other; None where they do not add up to these.
+
+    In the order in which they were sent, or were posted to queue pairs that take turns.
+    """
+    ends = np.cumsum(sizes)
+    for by_turns in (False, True):
+        ordered = rows[_turns(exchanges, rows)] if by_turns else rows
+        sums = np.cumsum(exchanges["bytes"][ordered].astype(np.int64))
+        at = np.minimum(np.searchsorted(sums, ends), len(sums) - 1)
+        if (sums[at] == ends).all() and ends[-1] == sums[-1]:
+            return cut_at(ordered, at[:-1] + 1)
+    return None
+
+
+def _turns(exchanges: Rows, rows: Ints) -> Ints:
+    """What sorts ``rows`` by how many came before on their queue pair, then by which pair came first."""
+    connection = exchanges["connection"][rows].astype(np.int64)
+    by_pair = np.lexsort((exchanges["order"][rows], connection))
+    first = np.flatnonzero(np.r_[True, np.diff(connection[by_pair]) != 0])
+    turn = np.empty(len(rows), np.int64)
+    turn[by_pair] = np.arange(len(rows)) - np.repeat(first, np.diff(np.r_[first, len(rows)]))
+    _, first, pair = np.unique(connection, return_index=True, return_inverse=True)
+    return np.lexsort((first[pair], turn))
+
+
+def notices_ns(exchanges: Rows) -> Callable[[Ints], Ints]:
+    """What tells when SENDs left on the connections of some rows, in order of time."""
+    sends = np.isin(exchanges["wire"], (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM))
+    mine = np.flatnonzero(sends & (exchanges["data_ns"] != NEVER))
+    connection, times = exchanges["connection"][mine], exchanges["data_ns"][mine]
+    order = np.argsort(connection, kind="stable")
+    connection, times = connection[order], times[order]
+
+    def told(rows: Ints) -> Ints:
+        if not len(times):
+            return times
+        lines = np.unique(exchanges["connection"][rows])
+        begin, end = (np.searchsorted(connection, lines, side) for side in ("left", "right"))
+        return np.sort(np.concatenate([times[a:b] for a, b in zip(begin, end, strict=True)]))
+
+    return told
