@@ -129,7 +129,7 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
             Cost(round(share * case.span_ns(account.endpoints) * len(account.endpoints)), share),
             0.5,
             f"Data that the node of {name_of(ends[most])} passes on leaves it {duration(within[most])} later"
-            f" (total of a step), that of other nodes {duration(round(usual))}: {percent(share)} of the step.",
+            f" (a step's total), that of other nodes {duration(round(usual))}: {percent(share)} of the step.",
         )
 
 
