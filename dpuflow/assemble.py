@@ -364,8 +364,8 @@ def _limits_of_bulk(bulk: Sequence[Bulk]) -> list[str]:
         return []
     cut = sum(not each.complete for each in bulk)
     return [
-        f"{len(bulk)} bulk one-sided transfer{_s(len(bulk))}: no packet says what the bytes"
-        " are or which request they belong to; one that follows another without a pause counts with it"
+        f"{len(bulk)} bulk one-sided transfer{_s(len(bulk))}: packets do not say what the bytes"
+        " are or which request they belong to; those that follow each other without a pause count as one"
         + (f"; {cut} began before or ended after the capture, or lack packets." if cut else ".")
     ]
 

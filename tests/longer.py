@@ -486,11 +486,6 @@ _ROWS = (
         "sixty sections of a large file; threads are left in classic and plain pcapng",
     ),
     (
-        "test_registered.py::test_only_credits_that_run_ahead_tell_of_a_host",
-        "^gpu_late.*8MiB|^slow_host-True",
-        "larger buffers, and a GPU in the host's place",
-    ),
-    (
         "test_repeated.py::test_the_late_rank_of_captures_without_any_names",
         "gloo_(mixed|barrier|hybrid|alltoall|broadcast|allreduce_1m)|slowlink",
         "two of nine captures are left",

@@ -145,8 +145,8 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
                 times,
                 Cost(round(lost), min(lost / open_ns, 1.0)),
                 0.85,
-                f"Answers of {name} fall behind the steps that they come from, for many tokens on end: by"
-                f" {duration(round(longest))} at most ({percent(min(lost / open_ns, 1.0))} of their time).",
+                f"Answers of {name} fall behind the decode steps that produce them, for many tokens in a row:"
+                f" by up to {duration(round(longest))} ({percent(min(lost / open_ns, 1.0))} of their time).",
             )
             continue
         spread = np.concatenate([np.abs(each.lag_ns - np.median(each.lag_ns)) for each in mine])
@@ -158,8 +158,8 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
             times,
             Cost(round(lost), min(lost / max(case.requests.open_ns, 1), 1.0)),
             0.8,
-            f"Tokens of {name} come unevenly behind their steps: one in ten is"
-            f" {duration(round(tail))} off, and gaps between them differ by {percent(share)} of their time.",
+            f"Tokens of {name} leave at uneven delays after their decode steps: one in ten is off by"
+            f" {duration(round(tail))}, and the gaps between tokens vary by {percent(share)}.",
         )
 
 
@@ -198,10 +198,9 @@ def find_drained_batches(case: Case) -> Iterator[Finding]:
                 (int(first.min()), int(last.max())),
                 Cost(empty, share),
                 0.85,
-                f"{name_of(case.result.endpoints[server])} answers in {len(batches)} batches that end apart,"
-                f" and"
-                f" takes no new prompt before the last answer of one is done: {percent(share)} of the places"
-                " stood empty while prompts waited.",
+                f"{name_of(case.result.endpoints[server])} takes no new prompt until the last answer of a"
+                f" batch is done, in {len(batches)} batches whose answers end at different times:"
+                f" {percent(share)} of the batch slots stood empty while prompts waited.",
             )
 
 

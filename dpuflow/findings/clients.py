@@ -82,10 +82,9 @@ def find_backlogs(case: Case) -> Iterator[Finding]:
             (int(asked[ahead > 0].min()), int(first[ahead > 0].max())),
             Cost(round(lost), share),
             0.9,
-            f"Prompts queue at {name_of(case.result.endpoints[server])}: up to {int(ahead.max())} waited,"
-            f" and each"
-            f" that waits already adds {duration(round(rise.ns))} to the first answer, which otherwise takes"
-            f" {duration(round(usual))}. {percent(share)} of the requests' time is that.",
+            f"Prompts queue at {name_of(case.result.endpoints[server])}: up to {int(ahead.max())} at once,"
+            f" and each one ahead adds {duration(round(rise.ns))} to the time to the first token, otherwise"
+            f" {duration(round(usual))}: {percent(share)} of the requests' time.",
         )
 
 
@@ -232,9 +231,9 @@ def _skew(
         times,
         cost,
         0.8,
-        f"{who} has {percent(float(shares.max() / shares.sum()))} of all tokens, of {len(shares)} {units}"
-        f" that would have {percent(1 / len(shares))} each: more than chance gives. Its prompts waited"
-        f" {duration(cost.ns or 0)} longer, all together, than those of the others.",
+        f"{who} has {percent(float(shares.max() / shares.sum()))} of all tokens, where an even share of"
+        f" {len(shares)} {units} is {percent(1 / len(shares))}: more than chance explains. Its prompts waited"
+        f" {duration(cost.ns or 0)} longer in total than those of the others.",
     )
 
 
@@ -295,6 +294,6 @@ def _client_loss(
         (int(flows["first_ns"].min()), int(flows["last_ns"].max())),
         Cost(held, share),
         FEWEST / (FEWEST + 1) if again < FEWEST else 0.9,
-        f"{again} of {packets} segments {way} clients of {name_of(ends[server])} were sent again{whose}:"
-        f" requests waited {duration(held)} for them, all together ({percent(share)} of their time).",
+        f"{again} of {packets} segments {way} clients of {name_of(ends[server])} were retransmitted{whose}:"
+        f" requests waited {duration(held)} for them in total ({percent(share)} of their time).",
     )

@@ -53,9 +53,9 @@ def find_slow_receivers(case: Case) -> Iterator[Finding]:
         yield starved(
             case,
             [each.endpoint],
-            f"{name} is slow to receive: its inputs lie there for {duration(each.taking_ns)} before it has"
-            f" taken them (median of {each.operations} operations), the other receivers' for"
-            f" {duration(each.others_ns)}. Those who wait for its credits, or for what it does next, lose"
+            f"{name} is slow to receive: its inputs wait {duration(each.taking_ns)} before it takes them"
+            f" (median of {each.operations} operations), those of the other receivers"
+            f" {duration(each.others_ns)}. Ranks that wait for its credits, or for what it does next, lose"
             f" {duration(each.cost_ns)}.",
             message_evidence(case.captures, case.joined, case.received[each.endpoint][:SHOWN].tolist()),
             0.9,

@@ -67,9 +67,8 @@ def find_starved_inputs(case: Case) -> Iterator[Finding]:
         (int(idle[waited[since], 0]), case.joined.end_ns),
         Cost(lost * len(ranks), share),
         0.6,
-        f"From a prompt to the first operation after it the ranks, which stood still, take"
-        f" {duration(int(np.median(delay[since:])))}, before that {duration(usual)}: {percent(share)} of the"
-        " time is that.",
+        f"Idle ranks begin {duration(int(np.median(delay[since:])))} after a prompt, where they used to begin"
+        f" after {duration(usual)}: {percent(share)} of the time.",
     )
 
 
@@ -100,9 +99,9 @@ def find_late_launches(case: Case) -> Iterator[Finding]:
             (int(ends[since]), int(ends[-1])),
             Cost(lost * len(steps.endpoints), share),
             0.5,
-            f"All {len(steps.endpoints)} ranks pause together for"
-            f" {duration(int(np.median(pauses[since:])))} a step since step {since + 1}, before that for"
-            f" {duration(usual)}: {percent(share)} of the time is that.",
+            f"Since step {since + 1} all {len(steps.endpoints)} ranks pause together for"
+            f" {duration(int(np.median(pauses[since:])))} a step, up from {duration(usual)}: {percent(share)}"
+            " of the time.",
         )
 
 
@@ -129,8 +128,8 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(round(share * case.span_ns(account.endpoints) * len(account.endpoints)), share),
             0.5,
-            f"What the node of {name_of(ends[most])} takes in leaves it {duration(within[most])} later, all"
-            f" together in a step, that of the other nodes {duration(round(usual))}: {percent(share)} of it.",
+            f"Data that the node of {name_of(ends[most])} passes on leaves it {duration(within[most])} later"
+            f" (a step's total), that of other nodes {duration(round(usual))}: {percent(share)} of the step.",
         )
 
 

@@ -56,8 +56,7 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
             0.9,
             f"{name} receives {percent(got[:, most].sum() / got.sum())} of what {len(numbers)} all_to_alls of"
             f" {len(members)} bring, where an even share is {percent(1 / len(members))}:"
-            f" {duration(round(lost))} of"
-            f" transfer more, all together ({percent(share)} of the time).",
+            f" {duration(round(lost))} more transfer time in total ({percent(share)} of the time).",
         )
 
 
@@ -148,9 +147,8 @@ def find_bubbles(case: Case) -> Iterator[Finding]:
             Cost(round(share * case.span_ns(pipeline.stages) * (stages - 1)), share),
             0.8,
             f"{name} works {duration(round(float(work[most])))} for a microbatch, the other stages"
-            f" {duration(round(float(np.median(work[others]))))}: they stand idle for it {percent(share)} of"
-            f" the time,"
-            f" beside the schedule's own bubble of {percent(own)}.",
+            f" {duration(round(float(np.median(work[others]))))}: they are idle for {percent(share)} of"
+            f" the time because of it, beyond the schedule's own bubble of {percent(own)}.",
         )
     if not shown:
         raise NotJudgedError("the work of fewer than three stages of a pipeline shows")

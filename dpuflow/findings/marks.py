@@ -125,11 +125,11 @@ def _stood(held: Held) -> str:
 
 def _took(lost: _Lost) -> str:
     if not lost.known:
-        return "What that cost is not told: no message of their like went unmarked."
+        return "Its cost is not known: no message of that size went unmarked."
     if not lost.ns:
         return "Marked messages took no longer than unmarked ones of their size."
     took = duration(round(lost.ns))
-    return f"Marked messages took {took} longer, all together, than unmarked ones of their size."
+    return f"Marked messages took {took} longer in total than unmarked ones of their size."
 
 
 def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:

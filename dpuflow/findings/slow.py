@@ -130,9 +130,8 @@ def _about(case: Case, slow: _Slow) -> tuple[list[int], list[Evidence]]:
 def _starved(case: Case, slow: _Slow) -> Finding:
     endpoints, evidence = _about(case, slow)
     said = (
-        f"{_moves(case, slow)}, and the receivers announced a window of zero {slow.closed} times: they did"
-        f" not"
-        " take it, the path did not hold it back."
+        f"{_moves(case, slow)}, and the receivers announced a window of zero {slow.closed} times:"
+        " the receivers were slow, not the path."
     )
     return starved(case, endpoints, said, evidence, 0.8, _cost(case, slow))
 
@@ -177,10 +176,10 @@ def _queues(case: Case, told: set[int]) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(None, 0.0),
             0.7,
-            f"What {address} sends waits before its own tap: one in ten of its acknowledgments leaves"
-            f" more than {queue.usual_ns / 1e6:.2f} ms after the data came, of the others'"
-            f" {queue.others_ns / 1e6:.2f} ms. Its lateness up to {queue.most_ns / 1e6:.2f} ms is not"
-            " told from that.",
+            f"What {address} sends queues before its own capture point: one in ten of its acknowledgments"
+            f" leaves more than {queue.usual_ns / 1e6:.2f} ms after the data came, of the others'"
+            f" {queue.others_ns / 1e6:.2f} ms. Lateness of up to {queue.most_ns / 1e6:.2f} ms cannot be told"
+            " from that queue.",
             severity="warning" if queue.most_ns >= CRITICAL_SHARE * step_ns else "info",
             advice="Look at shapers and at what else the host sends through that port.",
             alternatives=["traffic of another program in the same queue", "a host too busy to acknowledge"],
