@@ -220,3 +220,13 @@ def test_a_stage_late_now_and_then_says_in_how_many_steps(shared: Path) -> None:
     text = " ".join(" ".join(text_lines(result)).split())
     assert "0 of 0" not in text
     assert f"worked longer in {pipeline.late_steps[pipeline.stages.index(now_and_then[0])]} of" in text
+
+
+def test_every_stage_has_a_row(shared: Path) -> None:
+    """One that no other can be compared with is unknown, not left out."""
+    case = shared / "captures/nccl/pp-infer-registered-n6-random"
+    result = dpuflow.analyze(sorted(map(str, case.glob("*.pcap.gz"))))
+    (pipeline,) = result.pipelines
+    verdicts = {row.endpoint: row.verdict for row in result.lateness}
+    assert verdicts.keys() == set(pipeline.stages)
+    assert verdicts[pipeline.stages[-1]] == "unknown"

@@ -238,7 +238,7 @@ def _judgements(
     """
     joined, instances, entries = read.joined, read.instances, read.entries
     far = never_captured(instances) | uncaptured(joined)
-    judgements = doubt(judge(evidence), busy_elsewhere(instances), far)
+    judgements = doubt(judge(evidence, [stage.endpoint for stage in stages]), busy_elsewhere(instances), far)
     claimed = claim(entries, read.relative, read.short)
     bounded = bound_above(entries, claimed, instances, read.short, evidence.charges.noise_ns)
     seen = evidence._replace(entries=entries, relative=among_dated(entries, bounded.relative))

@@ -112,13 +112,13 @@ class Judgement:
         )
 
 
-def judge(evidence: Evidence) -> list[Judgement]:
-    """One judgement for each endpoint that took part in a collective."""
+def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
+    """One judgement for each endpoint that took part in a collective, or in a pipeline (``stages``)."""
     evidence = _with_usual(evidence)
     entries, own, charges = evidence.entries, evidence.own, evidence.charges
     tied = tied_rows(evidence.instances, entries)
     usable = tied & (np.isin(evidence.relative.bound, (EXACT, AT_LEAST)) | own.usual)
-    endpoints = np.unique(entries.endpoint[tied | own.staged]).tolist()
+    endpoints = sorted({*entries.endpoint[tied | own.staged].tolist(), *stages})
     rows = {e: np.flatnonzero((usable | own.staged) & (entries.endpoint == e)) for e in endpoints}
     counted = usable | (tied & own.unproved) | own.staged
     compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
