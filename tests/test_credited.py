@@ -228,14 +228,6 @@ def _sets(
     return Columns(np.array([*sizes, -1]), start, start + 20, np.zeros(len(start), np.uint32)), sets
 
 
-def test_what_begins_within_an_operation_is_a_part_of_it() -> None:
-    """Two nodes of two GPUs, a channel at each: what seems to begin within one leaves none of it out."""
-    ops = [(begin, 12, 4096) for begin in (0, 10_000, 20_000)]
-    columns, sets = _sets([ops, ops], [[(0, 2), (2, 0)], [(1, 3), (3, 1)]], {1: [16, 20, 29]})
-    found = Reading(_job(columns, np.array([0, 0, 2, 2])), sets).instances()
-    assert [(i.op, i.size, len(i.rows)) for i in found] == [(Op.ALL_REDUCE, 2 * 4 * 2 * 4096, 48)] * 3
-
-
 def test_a_part_of_an_operation_is_none_of_fewer_ranks() -> None:
     """30 messages of an all_gather of 16 ranks; three times ten are as many as three of six ranks have."""
     ops = [(10_000 * k, 30, 4096) for k in range(6)]

@@ -9,9 +9,8 @@ who waits for an input goes on as soon as it has come; between two operations ev
 How often a rank's first message in an operation paused longer than its later ones says whether a way to cut
 holds.
 
-What the messages between two cuts are is told by the layouts of their sizes that their times bear out:
-parts of one kind hold the same sizes. Nothing of an operation leaves before what it needs has come; that
-shows which of NCCL's protocols ran, too.
+What the messages between two cuts are is told by the layouts of their sizes: parts of one kind hold the same
+sizes. Nothing of an operation leaves before what it needs has come; that shows which of NCCL's protocols ran.
 """
 
 from __future__ import annotations
@@ -378,7 +377,7 @@ class Meanings:
         for slot in slots:
             mine = [lane._replace(slot=slot) for lane in lanes]
             layout = layout_of(self.job, mine, self.ends)
-            if layout is not None and (self.job.near is not None or is_causal(layout, mine)):
+            if layout is not None:
                 found[slot] = layout
         return found
 
@@ -404,33 +403,6 @@ class Meanings:
 SAMPLE: Final = 16
 """Operations that show whether they make sense."""
 _FAR = np.iinfo(np.int64).max
-
-
-def is_causal(layout: Layout, lanes: Sequence[Lane]) -> bool:
-    """Whether what the operation's messages need had come before they left."""
-    name = layout.algorithm.name
-    if name == "chain":
-        return _pass_on(lanes, 0)
-    if name == "tree":
-        return not _in_turns(lanes)
-    if name != "ring" or layout.ranks:
-        return True
-    return _pass_on(lanes, 2 if lanes[0].slot == RING_SLOT else 1)
-
-
-def _in_turns(lanes: Sequence[Lane]) -> bool:
-    """Whether all ranks wait somewhere for all that comes before they send more: as if it were several
-    operations. A tree's ranks go on with the next chunk while the one before is on its way."""
-    (count, *others) = {len(lane.sizes) for lane in lanes}
-    if others:
-        return False
-    ends = {end for lane in lanes for end in lane[:2]}
-    waited = np.ones(count - 1, bool)
-    for end in ends:
-        came = np.max([lane.arrivals[0] for lane in lanes if lane.dst == end], axis=0)
-        goes = [np.where(lane.starts[0] == NEVER, _FAR, lane.starts[0]) for lane in lanes if lane.src == end]
-        waited &= np.min(goes, axis=0)[1:] > came[:-1]
-    return bool(waited.any())
 
 
 def _pass_on(lanes: Sequence[Lane], behind: int) -> bool:

@@ -53,7 +53,7 @@ def credited_instances(
     connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
     announced: NDArray[np.int64],
 ) -> tuple[list[Instance], NDArray[np.bool_]]:
-    """Collectives, and whether each connection is understood.
+    """Collectives, and whether each connection is understood, or can be nothing else.
 
     ``connections`` are rows of EXCHANGE by connection, where each one's begin and where they end;
     ``announced`` as in ``Job``.
@@ -71,6 +71,7 @@ def credited_instances(
     ]
     for members in joined(usable, nodes):
         joint = [pipe for _, pipe in members]
+        in_part = near is not None and _in_part(joint, near, nodes)
         sets = in_lockstep(joint)
         own, instances = _by_communicators(job, sets)
         for others in (_coarser, _finer):
@@ -78,8 +79,15 @@ def credited_instances(
                 more = _by_communicators(job, other)
                 own, instances = max((own, instances), more, key=lambda read: _explained(read[1]))
         found += [placed(instance, near) for instance in instances]
-        told[[number for number, pipe in members if id(pipe.rows) in own]] = True
+        told[[number for number, pipe in members if in_part or id(pipe.rows) in own]] = True
     return found, told
+
+
+def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: NDArray[np.int64]) -> bool:
+    """Whether nodes have several GPUs and not all were captured: which of the other GPUs share a node is not
+    known then. What is not understood here (trees) nothing else makes sense of either."""
+    ends = {end for pipe in pipes for end in pipe[:2]}
+    return not ends <= near and len({int(nodes[end]) for end in ends}) < len(ends)
 
 
 def _apart(

@@ -59,7 +59,8 @@ def structured_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     for streams in _channels(exchanges, dealt, at, end):
         if len(streams.edges) < 2:
             continue  # one way between two endpoints is no collective
-        channels.append(_read(job, streams))
+        jobs = [_read(job, part) for part in _one_after_the_other(columns, streams)]
+        channels += jobs if len(jobs) > 1 and min(map(len, jobs)) > 1 else [_read(job, streams)]
     return found + _merged([each for each in channels if each], exchanges, columns)
 
 
@@ -71,6 +72,28 @@ def _read(job: Job, streams: Streams) -> list[Instance]:
     cut = cut_streams(job, streams, Op.UNKNOWN, settled=whole)
     named = [i for i in cut if i.algorithm is not None and _is_evident(i)]
     return named if sum(len(i.rows) for i in named) >= MOST * messages else []
+
+
+def _one_after_the_other(columns: Columns, streams: Streams) -> list[Streams]:
+    """A channel's connections by job: those of the next were first used when those before were done with.
+
+    So may be the steps of a single operation: what comes of it must be several on each side.
+    """
+    begins = np.array([columns.starts[streams.rows[at:end]].min() for at, end in _spans(streams)])
+    ends = np.array([columns.arrivals[streams.rows[at:end]].max() for at, end in _spans(streams)])
+    order = np.argsort(begins, kind="stable")
+    until = np.maximum.accumulate(ends[order])
+    parts = np.split(order, np.flatnonzero(begins[order][1:] > until[:-1]) + 1)
+    if len(parts) < 2 or min(len(part) for part in parts) < 2:
+        return []
+    return [
+        Streams([streams.edges[k] for k in part], streams.rows, streams.at[part], streams.end[part])
+        for part in (np.sort(part) for part in parts)
+    ]
+
+
+def _spans(streams: Streams) -> list[tuple[int, int]]:
+    return list(zip(streams.at.tolist(), streams.end.tolist(), strict=True))
 
 
 def _is_evident(instance: Instance) -> bool:
