@@ -174,13 +174,13 @@ def _left_ns(
     rows = np.flatnonzero((out != entries.leave_ns) & (send_at >= 0))
     trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER] if len(rows) else []
     if not len(trips):
-        return out
+        return np.asarray(out, np.int64)
     worst = float(np.nan_to_num(law_of(entries, np.zeros(len(out), np.int64)).worst_ns[0], nan=0.0))
     kept = _kept_until_ns(picked, send_at[rows])
     free = entries.enter_ns[rows] - kept > max(FAR_BEYOND * float(np.median(trips)), worst)
     rows = rows[free | (kept == NEVER)]
     out[rows] = np.maximum(out[rows], entries.leave_ns[rows] - round(worst))
-    return out
+    return np.asarray(out, np.int64)
 
 
 def _kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]:
