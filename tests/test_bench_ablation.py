@@ -16,7 +16,7 @@ from bench.ablation.rules import RULES
 from bench.ablation.switch import Rule, alike, lines_of, switched_off, watched
 from dpuflow.entries import blockers, dating
 
-RELEASED = next(rule for rule in RULES if rule.name == "entries.blockers:inputs_rejected")
+RELEASED = next(rule for rule in RULES if rule.name == "entries.blockers:inputs_and_offers")
 ANSWERS = next(rule for rule in RULES if rule.name == "entries.dating:_own_answers")
 
 
@@ -43,11 +43,11 @@ def test_names_are_not_listed_twice() -> None:
 
 
 def test_a_rule_is_switched_off_where_it_was_imported_and_back_on() -> None:
-    original = blockers.inputs_rejected
+    original = blockers.inputs_and_offers
     with switched_off(RELEASED):
-        assert dating.inputs_rejected is blockers.inputs_rejected
-        assert dating.inputs_rejected is not original
-    assert dating.inputs_rejected is blockers.inputs_rejected is original
+        assert dating.inputs_and_offers is blockers.inputs_and_offers
+        assert dating.inputs_and_offers is not original
+    assert dating.inputs_and_offers is blockers.inputs_and_offers is original
 
 
 def test_lines_of_a_rule_hold_those_of_its_own_helpers_only() -> None:

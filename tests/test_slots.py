@@ -65,8 +65,11 @@ def test_a_sender_that_had_to_wait_for_its_slot_is_not_dated() -> None:
     ]
     entries = build_entries(rows, instances)
     columns, group = Picked.exchanges(rows), np.zeros(len(entries.rule), np.int64)
-    scene = Scene(entries, columns, rows, instances, group, law_of(entries, group), np.zeros(len(group)))
-    assert np.flatnonzero(held_senders(scene)).tolist() == [2 * 5]
+    scene = Scene(
+        entries, columns, rows, instances, group, law_of(entries, group), np.zeros(len(group)), group, group
+    )
+    held = scene.credit(*held_senders(scene)).stands(entries.enter_ns)
+    assert np.flatnonzero(held).tolist() == [2 * 5]
 
 
 def test_transfers_that_may_have_been_launched_as_one_say_nothing_of_each_other() -> None:

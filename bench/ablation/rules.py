@@ -32,8 +32,8 @@ def _never(result: Any, args: tuple[Any, ...]) -> Any:
     return np.full_like(result, NEVER)
 
 
-def _unknown(result: Any, args: tuple[Any, ...]) -> Any:
-    return np.full_like(result, np.nan)
+def _blank(times: Any) -> Any:
+    return np.full_like(times, NEVER)
 
 
 def _given(place: int = 0) -> Neutral:
@@ -67,10 +67,11 @@ def _of(room: str, table: list[tuple[str, Neutral, str]]) -> list[Rule]:
 
 
 ENTRIES: Final = _of("entries", [
-    ("blockers", _no, "missing_before before_leaving held_senders first_on_connection sent_again"),
-    ("blockers", _no, "behind_own_data"),
+    ("blockers", _but(until_ns=_blank), "missing_before behind_own_data inputs_and_offers"),
+    ("blockers", _no, "before_leaving first_on_connection sent_again"),
+    ("blockers", lambda result, args: (np.zeros_like(result[0]), result[1]), "held_senders"),
     ("dating", _given(), "_undated"),
-    ("blockers", _no, "inputs_rejected least_work_ns"),
+    ("blockers", _no, "least_work_ns"),
     ("blockers", _but(rows=np.zeros_like), "credited"),
     ("dating", _no, "_stalled _own_answers"),
     ("margins", _no, "ways clocks late_stamps receiving_ns room by_proxies by_threads"),

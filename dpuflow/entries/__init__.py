@@ -1,9 +1,10 @@
 """Collectives in; enter, leave and lateness of every rank out, with the bound and error the packets justify.
 
-``needs`` lays the algorithm's dependencies over the messages, ``acts`` dates each rank's entry by its first
-act, ``leaving`` says when it was done, ``handover`` measures how fast hosts react, ``dating`` weighs what an
-act may have waited for, ``relative`` turns entries into lateness, ``upper`` says who else may have been the
-last, ``tails`` how long hand-overs take at the worst.
+``places`` lays the algorithm's dependencies over the messages, ``acts`` finds each rank's first act and
+``inputs`` what had reached it before, ``leaving`` says when it was done, ``handover`` collects how fast hosts
+go on and ``reactions`` makes a law of it, ``blockers`` and ``queues`` list what an act may have waited for,
+``dating`` runs these stages; ``margins`` says how far entries may be off, ``relative`` turns them into
+lateness, ``heard`` says who else may have been the last. Nothing here knows of verdicts.
 """
 
 from dpuflow.entries.acts import gpus_within
@@ -20,9 +21,7 @@ from dpuflow.entries.relative import (
     against_others,
     among_dated,
     claim,
-    medians,
     places_of,
-    previous_leave,
     previous_row,
     relate,
     short_of_ranks,
@@ -48,9 +47,7 @@ __all__ = [
     "build_entries",
     "claim",
     "gpus_within",
-    "medians",
     "places_of",
-    "previous_leave",
     "previous_row",
     "relate",
     "short_of_ranks",

@@ -54,6 +54,8 @@ class Acts(NamedTuple):
     lag_ns: NDArray[np.int64]
     since_ns: NDArray[np.int64]
     sent: NDArray[np.bool_]
+    send_at: NDArray[np.int64]
+    """Which exchange's sending the first act is; -1 where it is something else."""
 
 
 def first_acts(places: Places) -> Acts:
@@ -75,7 +77,7 @@ def first_acts(places: Places) -> Acts:
     gone, sent = np.zeros((2, len(places)), bool)
     gone[apart.row[(acts.rule == Rule.UNSEEN) & apart.shares]] = True
     sent[apart.row[acts.sent]] = True
-    latest = Acts(*(column[last] for column in acts))
+    latest = Acts(**{name: column[last] for name, column in acts._asdict().items()})
     return latest._replace(
         rule=np.where(gone, int(Rule.UNSEEN), latest.rule),
         enter_ns=np.where(gone, NEVER, latest.enter_ns),
@@ -143,6 +145,7 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
         lag_ns=lag,
         since_ns=since,
         sent=first.send_ns != FAR,
+        send_at=np.where(first.chosen()[0], first.send_at, -1),
     )
 
 

@@ -19,7 +19,7 @@ from dpuflow.entries.rows import BY_GPUS, EXACT_RULES, FAR, FAR_BEYOND, FEWEST, 
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Seen, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -45,8 +45,15 @@ class Blocker(NamedTuple):
     """One thing that first acts may have waited for, by row of Entries."""
 
     rule: Rule  # what the entry rests on where it stands
-    stands: Bools
+    until_ns: Ints  # it kept them until then; NEVER where there was no such thing
+    limit_ns: NDArray[np.float64] | float  # later than so long after that, they had not waited; NaN: never
     after: Ints  # TRANSFER row that shows it, NONE32 for none
+
+    def stands(self, act_ns: Ints) -> Bools:
+        """Rows whose act may have waited for it."""
+        with np.errstate(invalid="ignore"):
+            late = act_ns - self.until_ns > self.limit_ns
+        return np.asarray((self.until_ns != NEVER) & ~late, np.bool_)
 
 
 @dataclass(frozen=True)
@@ -75,50 +82,63 @@ class Scene:
 
     def none(self) -> Ints:
         """No TRANSFER row."""
-        return np.full(len(self.entries.rule), NONE32, np.int64)
+        return np.full(len(self.entries.rule), NONE32)
+
+    def certain(self, rule: Rule, rows: Bools, after: Ints | None = None) -> Blocker:
+        """What kept the acts of ``rows`` until they came, for all that is known."""
+        until = np.where(rows, self.entries.enter_ns, NEVER)
+        return Blocker(rule, until, 0.0, self.none() if after is None else after)
+
+    def credit(self, rows: Bools, limit_ns: NDArray[np.float64] | float) -> Blocker:
+        """The credits of ``rows``."""
+        known = rows & (self.entries.credit_ns != NEVER)
+        until = np.where(known, self.entries.enter_ns - self.entries.credit_ns, NEVER)
+        return Blocker(Rule.CREDIT, until, limit_ns, self.entries.grant)
 
 
 def find_blockers(scene: Scene, credited: Credited, queued: Queued) -> Iterator[Blocker]:
     """All blockers but inputs and offers, those that say most of an entry first."""
-    entries = scene.entries
-    yield Blocker(Rule.MISSING, missing_before(scene), scene.none())
-    yield Blocker(Rule.OVERLAPS, before_leaving(scene), entries.since_act)
-    yield Blocker(Rule.CREDIT, credited.rows | held_senders(scene), entries.grant)
-    yield Blocker(Rule.CONNECTING, first_on_connection(scene), scene.none())
     again, regranted = sent_again(scene)
-    yield Blocker(Rule.REPEATED, again, scene.none())
-    yield Blocker(Rule.CREDIT, regranted, entries.grant)
-    yield Blocker(Rule.QUEUED, queued.rows, queued.behind)
-    yield Blocker(Rule.QUEUED, behind_own_data(entries, scene.exchanges, scene.packet_ns), scene.none())
+    yield missing_before(scene)
+    yield scene.certain(Rule.OVERLAPS, before_leaving(scene), scene.entries.since_act)
+    yield scene.credit(credited.rows, np.inf)
+    yield scene.credit(*held_senders(scene))
+    yield scene.certain(Rule.CONNECTING, first_on_connection(scene))
+    yield scene.certain(Rule.REPEATED, again)
+    yield scene.credit(regranted, scene.law.most_ns)
+    yield scene.certain(Rule.QUEUED, queued.rows, queued.behind)
+    yield behind_own_data(scene)
 
 
-def solve(entries: Entries, released: Bools, blockers: Sequence[Blocker]) -> tuple[Ints, Ints]:
-    """Each row's rule, and the TRANSFER row that it may have waited for. ``released``: rows whose input or
-    offer is rejected."""
-    rule = np.where(released, int(Rule.LONG_AFTER), entries.rule)
+def solve(entries: Entries, inputs: Blocker, blockers: Iterable[Blocker]) -> tuple[Ints, Ints]:
+    """Each row's rule, and the TRANSFER row that it may have waited for: the first blocker that stands.
+
+    ``inputs``: of acts that came after an input, or answer an offer.
+    """
+    waited = (inputs.until_ns != NEVER) & ~inputs.stands(entries.enter_ns)
+    rule = np.where(waited, int(inputs.rule), entries.rule)
     exact, after = np.isin(rule, EXACT_RULES), entries.after.copy()
     for blocker in blockers:
-        rows = exact & blocker.stands
+        rows = exact & blocker.stands(entries.enter_ns)
         rule[rows], after[rows] = blocker.rule, blocker.after[rows]
         exact &= ~rows
     return rule, after
 
 
-def inputs_rejected(scene: Scene) -> Bools:
-    """Rows whose first act came far later than hosts react to what had reached their rank: it had not waited.
+def inputs_and_offers(scene: Scene) -> Blocker:
+    """What had reached ranks whose first act came after it: rejected, their entries are as good as exact.
 
-    Where proxy threads and GPUs act, which wait for slots and for the wire as well, only beyond the worst
-    reaction.
+    By three times the slow reaction; where proxy threads and GPUs act, which wait for slots and for the wire
+    as well, only beyond the worst. A credit may come long after the input.
     """
     entries, law = scene.entries, scene.law
     waiting = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
     credit = np.where(entries.credit_ns != NEVER, entries.credit_ns, FAR)
-    idle = np.minimum(entries.unmoved_ns, credit)  # its credit may come long after its input
+    idle = np.minimum(entries.unmoved_ns, credit)
     wire = np.append(scene.transfers["wire"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
     limit = FAR_BEYOND * law.slow_ns
     limit = np.where(np.isin(wire, BY_GPUS), np.fmax(limit, law.worst_ns), limit)
-    with np.errstate(invalid="ignore"):  # nothing is usual where nothing was measured
-        return np.asarray(waiting & (idle > limit), np.bool_)
+    return Blocker(Rule.LONG_AFTER, np.where(waiting, entries.enter_ns - idle, NEVER), limit, entries.after)
 
 
 class Credited(NamedTuple):
@@ -152,8 +172,8 @@ def credited(scene: Scene) -> Credited:
     return Credited(prompt, np.where(prompt & known, entries.since_ns + least, NEVER))
 
 
-def missing_before(scene: Scene) -> Bools:
-    """Rows of ranks that packets are missing of, from there on: which message was the first is not known.
+def missing_before(scene: Scene) -> Blocker:
+    """Data that ranks had sent or received last, where packets of theirs are missing from there on.
 
     Order tells what belongs to which operation, so a message that was not captured makes those after it seem
     to be the ones before them. What left long after all data that the rank had sent or received began
@@ -161,30 +181,25 @@ def missing_before(scene: Scene) -> Bools:
     Where the length of what was missed is known, nothing is taken for anything else.
     """
     entries, exchanges, transfers = scene.entries, scene.exchanges, scene.transfers
-    out = np.zeros(len(entries.rule), bool)
+    until = np.full(len(entries.rule), NEVER)
     lossy = ((transfers["flags"] & MessageFlag.GAP) != 0) & ~np.isin(transfers["wire"], _MEASURED)
     # Where headers name messages, what is missing of one is no other's, and order tells nothing.
     sends = np.isin(transfers["wire"], _SENDS)
     named = np.unique(transfers["connection"][sends & (transfers["op"] != Op.UNKNOWN)])
     lossy &= ~(sends & np.isin(transfers["connection"], named))
-    if not lossy.any():
-        return out
-    since = np.full(int(max(transfers[end].max() for end in ("src", "dst"))) + 1, FAR)
+    since = np.full(int(max((transfers[end].max(initial=0) for end in ("src", "dst")), default=0)) + 1, FAR)
     for end in ("src", "dst"):
         np.minimum.at(since, transfers[end][lossy].astype(np.int64), transfers["sent_ns"][lossy])
-    with np.errstate(invalid="ignore"):
-        level = np.where(np.isnan(scene.law.slow_ns), scene.prompt_ns, FAR_BEYOND * scene.law.slow_ns)
-        for endpoint in np.flatnonzero(since != FAR).tolist():
-            sent, came = exchanges["src"] == endpoint, exchanges["dst"] == endpoint
-            times = np.sort(np.r_[exchanges["data_end_ns"][sent], exchanges["arrived_end_ns"][came]])
-            times = times[np.searchsorted(times, NEVER, "right") :]
-            rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
-            rows = rows[np.maximum(entries.enter_ns, entries.leave_ns)[rows] >= since[endpoint]]
-            if len(times) and len(rows):
-                at = np.searchsorted(times, entries.enter_ns[rows], "left") - 1
-                idle = entries.enter_ns[rows] - times[np.maximum(at, 0)]
-                out[rows] = (at >= 0) & ~(idle > level[rows])
-    return out
+    for endpoint in np.flatnonzero(since != FAR).tolist():
+        sent, came = exchanges["src"] == endpoint, exchanges["dst"] == endpoint
+        times = np.sort(np.r_[exchanges["data_end_ns"][sent], exchanges["arrived_end_ns"][came]])
+        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+        rows = rows[np.maximum(entries.enter_ns, entries.leave_ns)[rows] >= since[endpoint]]
+        at = np.searchsorted(times, entries.enter_ns[rows], "left") - 1
+        until[rows] = np.where(at >= 0, times[np.maximum(at, 0)], NEVER) if len(times) else NEVER
+    slow = scene.law.slow_ns
+    limit = np.where(np.isnan(slow), scene.prompt_ns, FAR_BEYOND * slow)
+    return Blocker(Rule.MISSING, until, limit, scene.none())
 
 
 def before_leaving(scene: Scene) -> Bools:
@@ -209,7 +224,7 @@ def before_leaving(scene: Scene) -> Bools:
     return np.asarray(np.isin(entries.collective, both) if lossy else wrong, np.bool_)
 
 
-def held_senders(scene: Scene) -> Bools:
+def held_senders(scene: Scene) -> tuple[Bools, float]:
     """Rows of NCCL's ranks that only send whose first message may have waited for its slot.
 
     Nothing keeps them in an operation: they run ahead of those that receive. It left as soon after its
@@ -217,17 +232,14 @@ def held_senders(scene: Scene) -> Bools:
     hosts are quickest. An operation is taken up when the receiver has taken the one before it.
     """
     entries, exchanges = scene.entries, scene.exchanges
-    out = np.zeros(len(entries.rule), bool)
     wire = (exchanges["wire"] == Wire.ROCE_WRITE_IMM) & (exchanges["data_ns"] != NEVER)
     rows = np.flatnonzero(wire & (exchanges["grant_arrived_ns"] != NEVER))
     # What a rank without a capture received was not seen: it need not be one that only sends.
     seen = np.array([i.was_captured(end) for i in scene.instances for end in i.order], bool)
     ahead = ~entries.fed & seen & (entries.credit_ns != NEVER)
-    if not len(rows) or not ahead.any():
-        return out
     waited = (exchanges["data_ns"] - exchanges["grant_arrived_ns"])[rows]
     quick = [percentile(waited[at], QUICK) for at in classes(lines_of(exchanges)[rows]) if len(at) >= FEWEST]
-    return ahead & (entries.credit_ns <= FAR_BEYOND * min(quick)) if quick else out
+    return ahead, FAR_BEYOND * min(quick, default=-np.inf)
 
 
 def first_on_connection(scene: Scene) -> Bools:
@@ -261,8 +273,7 @@ def first_on_connection(scene: Scene) -> Bools:
 def sent_again(scene: Scene) -> tuple[Bools, Bools]:
     """Rows whose act may have been sent before it was first seen; and rows whose credit was sent again.
 
-    The former were sent again and not captured at their sender, or their beginning was missed there. What
-    follows a credit that came late within its host's usual reaction may have waited for it.
+    The former were sent again and not captured at their sender, or their beginning was missed there.
     """
     entries, transfers = scene.entries, scene.transfers
     again = np.zeros((2, len(transfers) + 1), bool)
@@ -272,38 +283,34 @@ def sent_again(scene: Scene) -> tuple[Bools, Bools]:
     )
     again[0, :-1] &= (transfers["seen"] & Seen.AT_SENDER) == 0
     act, grant = (np.where(row == NONE32, len(transfers), row) for row in (entries.act, entries.grant))
-    prompt = (entries.credit_ns != NEVER) & ~(entries.credit_ns > scene.law.most_ns)
-    return again[0][act], again[1][grant] & prompt
+    return again[0][act], again[1][grant]
 
 
-def behind_own_data(entries: Entries, exchanges: Rows | Picked, packet_ns: NDArray[np.float64]) -> Bools:
-    """Rows whose first message left right behind earlier data of its adapter, as packets follow each other.
+def behind_own_data(scene: Scene) -> Blocker:
+    """Earlier data of a rank's adapter: its first message may have left right behind it, as packets follow.
 
     It may have waited in the adapter's queue, as on a slow link. So it may if it left while another message
     was leaving: packets of both take turns. Messages sent again do not leave at a stretch.
     """
-    out = np.zeros(len(entries.rule), bool)
+    entries, exchanges = scene.entries, scene.exchanges
+    until = np.full(len(entries.rule), NEVER)
     sent = sent_by_gpus(exchanges)
-    if not sent.any():
-        return out
     src, begin, end = (exchanges[name][sent] for name in ("src", "data_ns", "data_end_ns"))
     again = exchanges["retransmitted"][sent] > 0
     for endpoint in np.unique(src):
         mine = src == endpoint
-        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER) & (packet_ns > 0))
-        if not len(rows):
-            continue
-        enter = entries.enter_ns[rows]
-        ends = np.sort(end[mine])
+        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+        rows = rows[scene.packet_ns[rows] > 0]
+        enter, ends = entries.enter_ns[rows], np.sort(end[mine])
         at = np.searchsorted(ends, enter, "left") - 1
-        out[rows] |= (at >= 0) & (enter - ends[np.maximum(at, 0)] <= NEXT * packet_ns[rows])
+        until[rows] = np.where(at >= 0, ends[np.maximum(at, 0)], NEVER)
         whole = np.flatnonzero(mine & ~again)
         whole = whole[np.argsort(begin[whole], kind="stable")]
-        until = np.maximum.accumulate(end[whole])  # by the messages that began before each
-        at = np.searchsorted(begin[whole], enter, "left") - 1
-        if len(whole):
-            out[rows] |= (at >= 0) & (enter <= until[np.maximum(at, 0)])
-    return out
+        # By the messages that began before each; nothing began before the first.
+        last = np.r_[NEVER, np.maximum.accumulate(end[whole])]
+        until[rows] = np.maximum(until[rows], last[np.searchsorted(begin[whole], enter, "left")])
+    limit = NEXT * scene.packet_ns
+    return Blocker(Rule.QUEUED, np.minimum(until, entries.enter_ns), limit, scene.none())
 
 
 def sent_by_gpus(exchanges: Rows | Picked) -> Bools:

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries.acts import first_acts
-from dpuflow.entries.blockers import Scene, credited, find_blockers, inputs_rejected, packet_times, solve
+from dpuflow.entries.blockers import Scene, credited, find_blockers, inputs_and_offers, packet_times, solve
 from dpuflow.entries.handover import consumed, granted_data_ns, typical, waited_sends
 from dpuflow.entries.heard import likely_entries
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
@@ -74,7 +74,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         lag_ns=acts.lag_ns,
         reactions=Reactions(waited, granted_data_ns(picked, sender), taken, between),
     )
-    since_ns, since_act = left_before(entries, places, leaves)
+    since_ns, since_act = left_before(entries, places, leaves, acts.send_at)
     bounded = acts.rule == Rule.CREDIT  # it had waited for one GPU of its node at least
     since_ns = np.where(bounded, np.maximum(since_ns, acts.since_ns), since_ns)
     leave, idle = as_acknowledged(entries, places)
@@ -142,7 +142,7 @@ def _solved(scene: Scene, joined: Joined) -> tuple[Entries, NDArray[np.int64]]:
     """
     entries = scene.entries
     credit, queued = credited(scene), queued_rows(entries, scene.exchanges, scene.instances, scene.law)
-    rule, after = solve(entries, inputs_rejected(scene), list(find_blockers(scene, credit, queued)))
+    rule, after = solve(entries, inputs_and_offers(scene), find_blockers(scene, credit, queued))
     # Two clocks may be off either way, by that much an input seems to come late.
     early_ns = entries.early_ns[entries.collective]
     rule[early_ns > 2 * clocks(entries, joined)[1].max(initial=0)] = Rule.CONTRADICTED

@@ -21,9 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import order_within
-from dpuflow.entries.inputs import SLOTS, messages_ahead
+from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
+from dpuflow.entries.reactions import law_of
 from dpuflow.entries.relative import previous_row
-from dpuflow.entries.rows import FAR, Rule
+from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
@@ -48,6 +49,9 @@ class Leaves(NamedTuple):
     fed: NDArray[np.bool_]
     last: NDArray[np.int64]
     acked_ns: NDArray[np.int64]
+    left_ns: NDArray[np.int64]
+    """When it can have left at the earliest: of ranks that fill slots and go when the last was free and their
+    input there, for something else may have kept what they send. NEVER: not before what came before."""
     far: NDArray[np.bool_]
     """Ranks beyond the captures, where not all nodes were captured."""
 
@@ -71,11 +75,12 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
     # So it may have with who passes on what it received: its first message left when its credit had come.
     unfed = (acts.enter_ns != NEVER) & ((leave == NEVER) | (acts.rule == Rule.AFTER_INPUT))
     stages = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
-    gone = sent.copy()
+    gone, freed, staged = sent.copy(), np.full(total, NEVER), np.zeros(total, bool)
     if stages.any():
-        rows, freed = np.flatnonzero(stages), np.full(total, NEVER)
+        rows = np.flatnonzero(stages)
         np.maximum.at(freed, sender[rows], slot_free_ns(picked, places.of, rows))
         gone[sender[rows]] = np.maximum(acts.enter_ns, freed)[sender[rows]]
+        staged[sender[rows]] = True
     # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
     filled = filled_ns(picked, places.instances, places.of, sender, total)
     own = np.minimum(sent, filled)
@@ -85,13 +90,15 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
     lacking[receiver[begun & (there == NEVER) & ~far[receiver]]] = True
     acked = np.full(total, NEVER, np.int64)
     np.maximum.at(acked, sender, picked["acked_ns"])
+    left = np.maximum(np.where(leave == NEVER, gone, leave), acts.enter_ns)
     return Leaves(
-        leave_ns=np.maximum(np.where(leave == NEVER, gone, leave), acts.enter_ns),
+        leave_ns=left,
         idle_ns=np.where(lacking, NEVER, np.maximum(np.maximum(done, own), acts.enter_ns)),
         gone_ns=own,
         fed=fed,
         last=last,
         acked_ns=acked,
+        left_ns=np.where(staged, np.maximum(freed, leave), left),
         far=far,
     )
 
@@ -140,14 +147,59 @@ def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def left_before(
-    entries: Entries, places: Places, leaves: Leaves
+    entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """``since_ns`` and ``since_act``: no rank enters before it has left what it did before."""
-    at = not_beside(entries, places, previous_row(entries))
-    before = np.where(at >= 0, entries.leave_ns[at], NEVER)
+    """``since_ns`` and ``since_act``: no rank enters before it has left what it did before.
+
+    ``send_at``: of each row which exchange's sending its first act is.
+    """
+    at, left = not_beside(entries, places, previous_row(entries)), _left_ns(entries, places, leaves, send_at)
+    for _ in range(SLOTS):  # several in a row that nothing tells of
+        left = np.where((left == NEVER) & (at >= 0), left[at], left)
+    before = np.where(at >= 0, left[at], NEVER)
     entered = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)  # it had by then
     shown = np.where((at >= 0) & leaves.fed[at], leaves.last[at], NONE32)
     return np.where(before <= entered, before, NEVER), shown
+
+
+def _left_ns(
+    entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """``left_ns``; of ranks that fill slots and go also by their first message, if nothing else kept it.
+
+    It did if the message left soon, in round trips or the worst hand-over, after that; else the slot had been
+    filled no more than such a hand-over before.
+    """
+    picked, out = places.picked, leaves.left_ns.copy()
+    rows = np.flatnonzero((out != entries.leave_ns) & (send_at >= 0))
+    trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER] if len(rows) else []
+    if not len(trips):
+        return np.asarray(out, np.int64)
+    worst = float(np.nan_to_num(law_of(entries, np.zeros(len(out), np.int64)).worst_ns[0], nan=0.0))
+    kept = _kept_until_ns(picked, send_at[rows])
+    free = entries.enter_ns[rows] - kept > max(FAR_BEYOND * float(np.median(trips)), worst)
+    rows = rows[free | (kept == NEVER)]
+    out[rows] = np.maximum(out[rows], entries.leave_ns[rows] - round(worst))
+    return np.asarray(out, np.int64)
+
+
+def _kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each of ``sends``, places in ``picked``, until when something else than its rank may have kept it.
+
+    Its credit; its connection's turn, which comes when the message before it is acknowledged; the data that
+    its adapter was sending, or sends again until it is acknowledged. NEVER where there was none of these.
+    """
+    data = np.flatnonzero((picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["data_ns"] != NEVER))
+    again = picked["retransmitted"] > 0
+    ended = np.where(again, np.maximum(picked["data_end_ns"], picked["acked_ns"]), picked["data_end_ns"])
+    start, out = picked["data_ns"], picked["grant_arrived_ns"][sends]
+    for key, ends in ((lines_of(picked), picked["acked_ns"]), (picked["src"].astype(np.int64), ended)):
+        order = data[np.lexsort((start[data], key[data]))]
+        same = key[order[1:]] == key[order[:-1]]
+        before = np.full(len(picked), NEVER)
+        before[order[1:][same]] = ends[order[:-1][same]]
+        out = np.maximum(out, np.minimum(before[sends], start[sends]))
+    return np.asarray(out, np.int64)
 
 
 def as_acknowledged(entries: Entries, places: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

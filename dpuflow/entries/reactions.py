@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile, percentiles
-from dpuflow.entries.rows import BEYOND, FEWEST, QUICK, SLOW
-from dpuflow.schema.rows import Wire
+from dpuflow.entries.rows import BEYOND, FEWEST, QUICK, SLOW, Rule
+from dpuflow.schema.rows import NEVER, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -92,14 +92,12 @@ def law_of(entries: Entries, of_row: Ints) -> Law:
     by_sends = np.zeros(len(of_row), bool)
     for group, (kind, ns) in samples(entries, of_row).items():
         mine = of_row == group
-        quick, *usual = percentiles(ns, _LEVELS)
-        # What follows an operation's last input may have been held up: no reaction is usually that long.
-        told = (
-            (quick, *usual, apart_ns(ns)) if kind != "between" else (quick, np.nan, np.nan, usual[2], np.nan)
-        )
-        out[:, mine] = np.array([*told[:4], tail_ns(ns), told[4]])[:, None]
+        levels = np.array([*percentiles(ns, _LEVELS), tail_ns(ns), apart_ns(ns)])
+        if kind in ("between", "first"):  # more than a reaction may have held these up: a bound, not usual
+            levels[[1, 2, 5]] = np.nan
+        out[:, mine] = levels[:, None]
         by_sends[mine] = kind in ("sends", "all")
-    return Law(*out, by_sends)
+    return Law(out[0], out[1], out[2], out[3], out[4], out[5], by_sends)
 
 
 def samples(entries: Entries, of_row: Ints) -> dict[int, tuple[str, Ints]]:
@@ -108,28 +106,29 @@ def samples(entries: Entries, of_row: Ints) -> dict[int, tuple[str, Ints]]:
     Sends that had waited for an input; where data streams and no send is seen to wait, slots given back, and
     where operations fit in the slots, first entries of the next one: of the group's middle rank, for one
     that is slow at that is a fault of its own. A group that shows too little has those of all, whose ranks
-    run on the same hosts, and where they are too few what hosts take from a grant to its data.
+    run on the same hosts, and where they are too few what hosts take from a grant to its data. Where nothing
+    is seen to wait in mid-operation, first acts after an input, of the middle rank: at the most.
     """
     waited, granted = entries.reactions.waited, entries.reactions.granted_data_ns
     every = np.concatenate([waited[1], granted]) if len(waited[1]) < FEWEST <= len(granted) else waited[1]
-    own = dict(zip(*_grouped(of_row[waited[0]], waited[1]), strict=True))
-    streamed = (
-        ("taken", middle_ranks(entries, of_row, entries.reactions.taken)),
-        ("between", middle_ranks(entries, of_row, entries.reactions.between)),
+    group_of = of_row[waited[0]]
+    own = {int(group_of[at[0]]): waited[1][at] for at in classes(group_of)}
+    after = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER)) & (entries.unmoved_ns != NEVER)
+    first = (np.flatnonzero(after), entries.unmoved_ns[after])
+    taken, between, first_acts = (
+        middle_ranks(entries, of_row, times)
+        for times in (entries.reactions.taken, entries.reactions.between, first)
     )
     out: dict[int, tuple[str, Ints]] = {}
     for group in np.unique(of_row).tolist():
-        found = (("sends", own), *streamed, ("all", {group: every}))
+        found = (
+            ("sends", own), ("taken", taken), ("between", between), ("all", {group: every}),
+            ("first", first_acts),
+        )  # fmt: skip
         told = [(kind, by[group]) for kind, by in found if len(by.get(group, ())) >= FEWEST]
         if told:
             out[group] = told[0]
     return out
-
-
-def _grouped(of: Ints, values: Ints) -> tuple[list[int], list[Ints]]:
-    """Each class (``of``), and its values."""
-    places = classes(of)
-    return [int(of[at[0]]) for at in places], [values[at] for at in places]
 
 
 def middle_ranks(entries: Entries, of_row: Ints, times: Times) -> dict[int, Ints]:
@@ -168,4 +167,4 @@ def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_
     if len(longer) >= FEWEST:
         return Tail(longer - np.median(longer))
     wires = {int(exchanges["wire"][i.rows[0]]) for i in instances if len(i.rows)}
-    return Tail(np.zeros(1)) if wires == {Wire.ROCE_WRITE_IMM} else None
+    return Tail(np.zeros(1)) if wires <= {Wire.ROCE_WRITE_IMM} else None

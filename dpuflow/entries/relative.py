@@ -62,7 +62,7 @@ def relate(
     had is late by at least what lies between, exact or not. ``short`` marks collectives with ranks that no
     capture saw: any of these may have been the earliest, so what is known of the others are lower bounds. Of
     a collective that was seen only in part nothing follows. ``room_ns``: how long before its first act a rank
-    may have entered at the worst (``tails.room``): lower bounds leave so much room.
+    may have entered at the worst (``margins.room``): lower bounds leave so much room.
     """
     starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
@@ -78,9 +78,8 @@ def relate(
     when = np.where(seen, entries.enter_ns, FAR)
     earliest = over(when)
     first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
-    soonest = entries.enter_ns - entries.margins.lag_ns
-    floor = _least_of_others(np.where(exact, soonest, entries.since_ns), starts, count)
-    floor = np.minimum(floor, entries.enter_ns)  # being early oneself makes nobody late but others
+    # Being early oneself makes nobody late but others.
+    floor = np.minimum(_floor(entries, entries.margins.lag_ns), entries.enter_ns)
     known = over(exact.astype(np.int64)) == 1
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
@@ -90,10 +89,7 @@ def relate(
     most = np.where(floor != NEVER, entries.enter_ns - floor, NEVER)
 
     near = exact & (most != NEVER) & (error != NEVER) & (most - lead <= slack)
-    # The way and the hand-over err each by itself.
-    usual = np.minimum(entries.margins.usual_way_ns, entries.margins.way_ns)
-    handed = np.hypot(entries.margins.way_ns - usual, np.maximum(narrow, 0))
-    off = usual + np.hypot(handed, entries.margins.lag_ns).round().astype(np.int64)
+    off = _off_ns(entries, narrow)
     most_off = np.maximum(off, room_ns)
     least = exact & ((lead > most_off) | missing)
     # From the latest possible entry of the first of the others to its own earliest possible one, where a
@@ -108,14 +104,27 @@ def relate(
     seen |= held & (entries.enter_ns == NEVER) & ~missing  # but when it left what came before was
     bound = np.where(known | near, EXACT, np.where(least, AT_LEAST, AT_MOST))
     # Nor need the others have entered when their first messages left.
-    roomy = np.where(exact, entries.enter_ns - np.maximum(entries.margins.lag_ns, room_ns), entries.since_ns)
-    lowest = np.minimum(_least_of_others(roomy, starts, count), floor)
+    lowest = np.minimum(_floor(entries, np.maximum(entries.margins.lag_ns, room_ns)), floor)
     widened = np.where(most != NEVER, entries.enter_ns - lowest + slack, NEVER)
     lateness = np.select([bound == EXACT, bound == AT_LEAST], [lead, np.maximum(ahead - off, 0)], widened)
     bound = np.where(seen & entries.whole & (lateness != NEVER), bound, UNOBSERVABLE)
     gone = bound == UNOBSERVABLE
     enter = np.where(held & (bound == AT_LEAST), shown, entries.enter_ns)
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
+
+
+def _floor(entries: Entries, room_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When any other rank can have entered at the earliest: ``room_ns`` before acts that date one."""
+    soonest = np.where(entries.exact, entries.enter_ns - room_ns, entries.since_ns)
+    return _least_of_others(soonest, entries.offsets[:-1], np.diff(entries.offsets))
+
+
+def _off_ns(entries: Entries, narrow: NDArray[np.int64]) -> NDArray[np.int64]:
+    """How far acts may be from entries by the way and the hand-over (``narrow``): each errs by itself."""
+    usual = np.minimum(entries.margins.usual_way_ns, entries.margins.way_ns)
+    handed = np.hypot(entries.margins.way_ns - usual, np.maximum(narrow, 0))
+    off = usual + np.hypot(handed, entries.margins.lag_ns).round().astype(np.int64)
+    return np.asarray(off, np.int64)
 
 
 def _errors_of_leads(
@@ -275,12 +284,6 @@ def places_of(
     return np.asarray(np.where(key[found] == asked, found, -1), np.int64)
 
 
-def previous_leave(entries: Entries) -> NDArray[np.int64]:
-    """When each rank left the collective it was in before this one; NEVER for its first."""
-    before = previous_row(entries)
-    return np.where(before >= 0, entries.leave_ns[before], NEVER)
-
-
 def against_others(
     entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]
 ) -> NDArray[np.float64]:
@@ -306,19 +309,4 @@ def against_others(
     median = (pick((others - 1) // 2) + pick(others // 2)) / 2
     out = np.zeros(len(mine), np.float64)
     out[rows[order]] = np.where(others > 0, ordered - median, 0.0)
-    return out
-
-
-def medians(entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """Of each collective the median of the ``values`` of its rows ``mine``; NaN without any."""
-    out = np.full(len(entries.offsets) - 1, np.nan)
-    rows = np.flatnonzero(mine)
-    if not len(rows):
-        return out
-    zero = int(values[rows].min())  # a double holds no epoch to the nanosecond
-    order = rows[np.lexsort((values[rows], entries.collective[rows]))]
-    number, starts = np.unique(entries.collective[order], return_index=True)
-    count = np.diff(np.r_[starts, len(order)])
-    low, high = (values[order[starts + (count + side) // 2]] - zero for side in (-1, 0))
-    out[number] = zero + (low + high) / 2
     return out
