@@ -71,10 +71,9 @@ class Paths:
         entries: Entries,
         before: Ints,
         pipelines: Sequence[Pipeline],
-        beside: NDArray[np.bool_],
         wanted: NDArray[np.bool_],
     ) -> None:
-        """``before`` as of ``previous_row``, ``beside`` marks ranks that go on beside their collectives."""
+        """``before`` as of ``previous_row``."""
         self.entries = entries
         number = np.flatnonzero(wanted)
         parts = [np.asarray(instances[n].rows, np.int64) for n in number.tolist()]
@@ -110,7 +109,7 @@ class Paths:
             np.ascontiguousarray(each).data for each in (data, there, end, src, dst, grant, granted)
         )
         self.enter, self.leave = entries.enter_ns.data, entries.leave_ns.data
-        self.exact, self.beside = entries.exact.data, beside.data
+        self.exact = entries.exact.data
         apart = np.array([i.op == Op.SEND_RECV for i in instances], bool)
         sender = np.zeros(len(entries.endpoint), bool)
         sender[entries.offsets[:-1][apart]] = True
@@ -186,14 +185,11 @@ class Paths:
         """Back over a rank's work, to what it had finished ``before``."""
         if before < 0:
             return -1, NONE, What.HANDED
-        beside = self.beside[row]
-        since = self.enter[before] if beside or self.sender[before] else self.leave[before]
+        since = self.enter[before] if self.sender[before] else self.leave[before]
         if since == NEVER:
             since = max(self.enter[before], self.leave[before])
         if since != NEVER:
             self._to(since, What.WORK, row)
-        if beside:
-            return before, NONE, What.HANDED
         if self.sender[before]:
             # What it sent there may have gone later than it was offered.
             sent = self.first[before]
