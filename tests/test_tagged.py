@@ -17,7 +17,7 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.framing import MPI_NONBLOCKING
 from dpuflow.matching import Instance, Job, build_collectives
 from dpuflow.schedules.algorithms import NONBLOCKING, Algorithm
-from dpuflow.schema.rows import Op, Wire
+from dpuflow.schema.rows import NEVER, Op, Wire
 from dpuflow.schema.tables import Vantage
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -242,3 +242,21 @@ def test_non_blocking_collectives_are_told_by_the_tag_of_each_call() -> None:
     assert len(found) == 12
     # The first rank has all before it answers: nothing dates when it came.
     assert all(0 not in i.free_rows() for i in found)
+
+
+def test_non_blocking_calls_go_on_at_once() -> None:
+    """Each is begun before the last has ended: one collective a tag, whatever lies between its messages.
+
+    Who waits for a late rank's has not left it when it calls the next.
+    """
+    world, binomial = World("eager"), NONBLOCKING[0]
+    for call in range(8):
+        enter = {rank: TIME_0 + call * MS + rank * 100_000 + 3 * MS * (rank == 4) for rank in range(5)}
+        world.play(binomial, 4096, enter, tag=(MPI_NONBLOCKING - call) % (1 << 32))
+    transfers = world.transfers()
+    transfers["op"], transfers["wire"] = Op.UNKNOWN, Wire.OB1_MATCH
+    exchanges = build_exchanges(transfers)
+    found = build_collectives(Job(exchanges, np.arange(5)))
+    assert [(i.op, len(i.order), len(i.rows)) for i in found] == [(Op.ALL_REDUCE, 5, 8)] * 8
+    entries = build_entries(exchanges, found)
+    assert (entries.since_ns == NEVER).all()

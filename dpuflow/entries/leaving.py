@@ -26,6 +26,7 @@ from dpuflow.entries.reactions import law_of
 from dpuflow.entries.relative import previous_row
 from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
+from dpuflow.framing import MPI_NONBLOCKING
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
@@ -232,6 +233,7 @@ def not_beside(entries: Entries, places: Places, last: NDArray[np.int64]) -> NDA
     """
     if not len(last):
         return last
+    last = _came_back(last, _nonblocking(places)[entries.collective])
     kind, ranks = _kinds(places.instances)
     kind, ranks = kind[entries.collective], ranks[entries.collective]
     known, apart = (last >= 0) & (entries.leave_ns[last] != NEVER), ranks != ranks[last]
@@ -243,6 +245,25 @@ def not_beside(entries: Entries, places: Places, last: NDArray[np.int64]) -> NDA
     grouped = transfer & transfer[last] & ~apart & (entries.enter_ns == NEVER)
     doubt |= grouped & (_first_inputs(places) < entries.leave_ns[last])
     return np.where(known & doubt, -1, last)
+
+
+def _came_back(last: NDArray[np.int64], nonblocking: NDArray[np.bool_]) -> NDArray[np.int64]:
+    """``last``, or the last one before that whose call came back when it was done.
+
+    Who calls a non-blocking one goes on at once.
+    """
+    before = np.r_[np.where(nonblocking, last, np.arange(len(last))), -1]
+    while (further := before[before]).tolist() != before.tolist():
+        before = further
+    return np.asarray(before[last], np.int64)
+
+
+def _nonblocking(places: Places) -> NDArray[np.bool_]:
+    """Open MPI's non-blocking collectives, by their tags."""
+    wire, found = places.picked["wire"], np.zeros(len(places.instances), bool)
+    mine = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (places.picked["op"] == Op.UNKNOWN)
+    found[places.of[mine & (places.picked["tag"].astype(np.int32) <= MPI_NONBLOCKING)]] = True
+    return found
 
 
 def _kinds(instances: Sequence[Instance]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -61,7 +61,12 @@ def tagged_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     for cell in cells:
         starts.setdefault(cell.connection, []).append(cell.start_ns)
         by_tag.setdefault((cell.op, cell.tag), []).append(cell)
-    components = [c for tagged in by_tag.values() for c in _components(tagged, starts)]
+    components = [
+        # Tags of non-blocking collectives do not come again: each is of one call.
+        part
+        for (op, _), tagged in by_tag.items()
+        for part in _components(tagged, None if op == Op.UNKNOWN else starts)
+    ]
     if near is not None:
         habits = _habits(exchanges, components, near)
         return [found for part in components for found in _of_component(job, part, habits)]
@@ -158,20 +163,18 @@ def span(exchanges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     return first, last
 
 
-def _components(cells: list[Cell], starts: dict[int, list[int]]) -> list[list[Cell]]:
-    """Cells of one tag (in order of time), joined where they meet in an endpoint and in time."""
+def _components(cells: list[Cell], starts: dict[int, list[int]] | None) -> list[list[Cell]]:
+    """Cells of one tag (in order of time), joined where they meet in an endpoint and in time; without
+    ``starts`` (of all cells, by connection) whatever the time."""
     meets = [[number] for number in range(len(cells))]
     latest: dict[int, int] = {}  # endpoint -> its cell that ends last so far
     for i, cell in enumerate(cells):
         for end in cell.ends:
             before = latest.get(end)
-            if before is not None and _adjacent(cells[before], cell, starts):
+            close = before is not None and (starts is None or _adjacent(cells[before], cell, starts))
+            if close and before is not None:
                 meets[i].append(before)
-            if (
-                before is None
-                or cells[before].end_ns < cell.end_ns
-                or not _adjacent(cells[before], cell, starts)
-            ):
+            if not close or before is None or cells[before].end_ns < cell.end_ns:
                 latest[end] = i
     return [[cells[i] for i in some] for some in connected(range(len(cells)), meets.__getitem__)]
 
