@@ -226,8 +226,8 @@ class Source:
                 losses[name] = losses.get(name, 0) + count
         steps = self.state.clock_steps
         clock = capture.backend.clock
-        moved = clock.last.real_ns - clock.start.real_ns - self._stepped_ns
-        if clock.check() and abs(moved) > 1_000_000:
+        moved = clock.check() - self._stepped_ns
+        if abs(moved) > clock.noise_ns:
             with self.lock:
                 self.stream.shift(moved)
                 self._pending_step_ns += moved

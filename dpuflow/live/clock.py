@@ -49,10 +49,15 @@ class StampClock:
         self.last = self.start
 
     def check(self) -> int:
-        """How far the wall clock has been set since the start (0 where it has not), in ns."""
+        """How far the wall clock has been set since the start, in ns; 0 within the readings' noise."""
         self.last = read_clocks()
         step = self.last.real_ns - self.start.real_ns
-        return step if abs(step) > STEP_NS else 0
+        return step if abs(step) > self.noise_ns else 0
+
+    @property
+    def noise_ns(self) -> int:
+        """What two readings may differ by while nobody sets the clock."""
+        return STEP_NS + self.start.error_ns + self.last.error_ns
 
     def text(self) -> str:
         """How stamps relate to wall time, for the file."""
