@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Mapping  # noqa: TC003  (types of Health's fields are read at run time, for OpenAPI)
 from dataclasses import dataclass, field, fields, replace
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 from dpuflow.agent.rolling import Rolled
 from dpuflow.results import Analysis
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from dpuflow.agent.rolling import GroupState, LatenessState
     from dpuflow.results import Finding
     from dpuflow.results.tokens import Severity
+
+T = TypeVar("T")
 
 EventKind = Literal["window", "finding_opened", "finding_changed", "finding_closed", "health"]
 Fidelity = Literal["packets", "messages", "sampled"]
@@ -371,12 +373,16 @@ class Board:
 
 def _shared(analysis: Analysis, before: Analysis) -> Analysis:
     """The analysis; what it names as the window ``before`` did is kept once for both: most never changes."""
-    named = {
-        name: [old if new == old else new for new, old in zip_longest(here, there)][: len(here)]
-        for name in ("endpoints", "groups")
-        if (here := getattr(analysis, name)) and (there := getattr(before, name))
-    }
-    return replace(analysis, **named)
+    return replace(
+        analysis,
+        endpoints=_kept_once(analysis.endpoints, before.endpoints),
+        groups=_kept_once(analysis.groups, before.groups),
+    )
+
+
+def _kept_once(rows: list[T], before: list[T]) -> list[T]:
+    """The rows, those of ``before`` in place of their equals."""
+    return [old if new == old else new for new, old in zip_longest(rows, before[: len(rows)])]
 
 
 def _rows(analysis: Analysis) -> int:

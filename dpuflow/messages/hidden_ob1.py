@@ -18,7 +18,7 @@ from dpuflow.messages.stretches import Part
 from dpuflow.schema.rows import Op, Role, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -84,11 +84,12 @@ def fill(
 
     ``found``: FINs in runs before it; ``has_room``: whether there is room for so many frames.
     """
+    fillings: Sequence[Filling | None] | None = None
     if gap.missing < 0:
         # Without a number on both sides only what holds no numbered frame is certain.
         fillings = _alone(rows, gap, found, usage)
-    else:
-        fillings = _Search(rows, gap, usage).certain(found) if len(gap.runs) <= _TRIES else None
+    elif len(gap.runs) <= _TRIES:
+        fillings = _Search(rows, gap, usage).certain(found)
     number: int | None = int(rows["sub"][gap.before]) if gap.before >= 0 else None
     for run, filling in zip(gap.runs, fillings or [None] * len(gap.runs), strict=True):
         if filling is None:
