@@ -147,12 +147,14 @@ def among_dated(entries: Entries, relative: Relative) -> Relative:
     """``relative``, where who is dated for good is compared with the others that are.
 
     A rank that nobody dates may have been the earliest, and leaves but bounds of all others' lateness. Who
-    works longer than its peers shows among those that are dated: later than the earliest of these it came.
-    Not where threads hand messages over (``tail_ns``): their stalls look like lateness, no third shows it.
+    works longer than its peers shows among those that are dated, where these are half of all at the least:
+    later than the earliest of these it came. Not where threads hand messages over (``tail_ns``): their stalls
+    look like lateness, no third shows it.
     """
     dated = entries.exact & entries.told & entries.whole & (entries.enter_ns != NEVER)
-    number = np.bincount(entries.collective[dated], minlength=len(entries.offsets))
-    rows = dated & np.isin(relative.bound, (AT_MOST, AT_LEAST)) & (number[entries.collective] > 1)
+    number = np.bincount(entries.collective[dated], minlength=len(entries.offsets) - 1)
+    enough = (number > 1) & (2 * number >= np.diff(entries.offsets))
+    rows = dated & np.isin(relative.bound, (AT_MOST, AT_LEAST)) & enough[entries.collective]
     rows &= entries.margins.tail_ns <= 0
     if not rows.any():
         return relative
