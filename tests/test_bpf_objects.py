@@ -58,3 +58,19 @@ def test_one_object_fits_all_processors(source: Path, tmp_path: Path) -> None:
     (relocations,) = struct.unpack_from("<I", found[".BTF.ext"], 28)
     assert relocations == 0
     assert (b".ksyms" in found[".BTF"]) == ("hardware" in source.name), "kfuncs need a kernel with BTF"
+
+
+@pytest.mark.long
+@pytest.mark.skipif(not shutil.which("clang"), reason="no clang, which compiles the programs")
+def test_objects_do_not_tell_where_they_were_compiled(tmp_path: Path) -> None:
+    """Wheels and packages hold them: the same sources give the same bytes in any folder."""
+    made = []
+    for name in ("a", "another"):
+        folder = tmp_path / name
+        for part in ("bpf", "tools"):
+            shutil.copytree(PROJECT / part, folder / part)
+        (folder / "dpuflow/live").mkdir(parents=True)
+        subprocess.run(["sh", str(folder / "tools/bpf.sh")], check=True, capture_output=True)
+        made.append({path.name: path.read_bytes() for path in (folder / "dpuflow/live").glob("*.o")})
+    assert len(made[0]) == len(SOURCES)
+    assert made[0] == made[1]

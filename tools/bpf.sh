@@ -10,7 +10,8 @@ if ! command -v clang >/dev/null; then
 fi
 for source in bpf/*.bpf.c; do
     object=dpuflow/live/$(basename "$source" .c).o
-    clang -target bpf -mcpu=v3 -g -O2 -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror \
+    # In whatever folder it is compiled, the bytes are the same.
+    clang -target bpf -mcpu=v3 -g -O2 -ffile-prefix-map="$PWD=." -Wall -Wextra -Wno-unused-parameter -Wno-sign-compare -Werror \
         -idirafter "/usr/include/$(uname -m)-linux-gnu" -Ibpf -c "$source" -o "$object.$$"
     mv "$object.$$" "$object"
     echo "bpf: $object"

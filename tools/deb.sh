@@ -74,6 +74,8 @@ platforms=$(for glibc in 2_17 2_27 2_28 2_31 2_34 2_35; do printf -- '--platform
 "$build/sbom/bin/cyclonedx-py" requirements --output-reproducible --of JSON \
     -o "$payload/usr/share/doc/dpuflow/sbom.cdx.json" "tools/lock/deb-$abi.txt"
 rm -rf "$build/sbom"
+# Programs of libraries, whose first line names this folder, are left out, and their lines in lists of files.
+sed -i '/^\.\.\/\.\.\/bin\//d' "$library"/*.dist-info/RECORD
 rm -rf "$library/bin" "$library"/numba/tests "$library"/numba/*/tests "$library"/numpy/*/tests "$library"/numpy/tests
 
 # Ubuntu 22.04's libbpf is too old; Debian 12's needs nothing newer than glibc 2.28, so it comes along.

@@ -100,6 +100,7 @@ class LatenessRow:
     late_bound: Literal["exact", "at_least"] | None
     confidence: float | None
     address: str | None
+    together: list[int]
     judged_ns: int
 
 
@@ -331,6 +332,7 @@ def lateness_row(state: LatenessState, endpoints: Endpoints) -> LatenessRow:
         late_bound=state.late_bound,
         confidence=state.confidence,
         address=state.address,
+        together=[endpoints.id(address) for address in state.together],
         judged_ns=state.judged_ns,
     )
 

@@ -62,6 +62,7 @@ class LatenessState:
     late_most_ns: int | None
     late_bound: Literal["exact", "at_least"] | None
     confidence: float | None
+    together: tuple[str, ...]
     judged_ns: int  # end of the window that the verdict is from
 
 
@@ -93,6 +94,7 @@ class _Endpoint:
     judged: Lateness | None = None
     judged_ns: int = 0
     relative_to: tuple[str, ...] | None = None
+    together: tuple[str, ...] = ()
     seen: int = 0  # number of the last window that named it
 
 
@@ -121,6 +123,7 @@ class Rolled:
             state.judged, state.judged_ns, state.seen = row, window.end_ns, window.number
             others = row.relative_to
             state.relative_to = None if others is None else tuple(address[other] for other in others)
+            state.together = tuple(address[other] for other in row.together)
         for collective in analysis.collectives:
             members = analysis.groups[collective.group].endpoints
             key = tuple(sorted(address[member] for member in members))
@@ -224,6 +227,7 @@ class Rolled:
                     late_most_ns=judged.late_most_ns if judged else None,
                     late_bound=judged.late_bound if judged else None,
                     confidence=judged.confidence if judged else None,
+                    together=state.together,
                     judged_ns=state.judged_ns,
                 )
             )
