@@ -7,13 +7,14 @@ waited (``released``, ``blockers``); how far two hand-overs differ it says as we
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile, percentiles
 from dpuflow.entries.rows import BEYOND, FEWEST, QUICK, SLOW, Rule
-from dpuflow.schema.rows import NEVER, Wire
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -154,13 +155,24 @@ def apart_ns(values: Ints) -> float:
     return float(np.percentile(np.abs(some[one] - some[other]), 95))
 
 
+def _ends_with_last(instance: Instance) -> bool:
+    """Whether a rank's last input over a connection is the last that it waits for there."""
+    ring = instance.algorithm is not None and instance.algorithm.name == "ring"
+    return ring or instance.op == Op.ALL_TO_ALL
+
+
 def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: Ints) -> Tail | None:
     """By how much hand-overs of all hosts were seen to exceed the usual in mid-operation; None of too few.
 
     Over RoCE NCCL's proxy thread spins, and GPUs work whatever it does: where none of its hand-overs is seen
     they have no stalls. A kernel that sends for it may; of puts no packet says whether a GPU posted them.
-    ``of_row``: the group of each row.
+    From an operation's last input to the next one's first entry only what ends its connection's part counts
+    (rings, all_to_alls): elsewhere the rank had more to do. ``of_row``: the group of each row.
     """
+    ends = np.array([_ends_with_last(i) for i in instances], bool)
+    rows, ns = entries.reactions.between
+    last = ends[entries.collective[rows]] if len(rows) else np.zeros(0, bool)
+    entries = replace(entries, reactions=entries.reactions._replace(between=(rows[last], ns[last])))
     every = [entries.reactions.waited[1]]
     every += [ns for kind, ns in samples(entries, of_row).values() if kind in ("taken", "between")]
     longer = np.concatenate(every)
