@@ -263,15 +263,37 @@ def previous_row(entries: Entries) -> NDArray[np.int64]:
     """For each row that of the same rank's collective before, -1 for its first.
 
     In the order in which the rank entered them: where groups take turns, a peer may have begun a
-    collective before the rank had finished one of another group.
+    collective before the rank had finished one of another group. What a rank only receives may lie there long
+    before it calls: not before it entered its group's collectives that came before, nor before it had what it
+    received of these.
     """
     seen = entries.enter_ns != NEVER
     when = np.where(seen, entries.enter_ns, entries.leave_ns)
+    if not seen.all():
+        when = np.maximum(when, np.where(seen, NEVER, _latest_before(entries, when)))
     order = np.lexsort((entries.collective, when, entries.endpoint))
     before = np.full(len(order), -1, np.int64)
     same = entries.endpoint[order][1:] == entries.endpoint[order][:-1]
     before[order[1:][same]] = order[:-1][same]
     return before
+
+
+def _latest_before(entries: Entries, when: NDArray[np.int64]) -> NDArray[np.int64]:
+    """For each row the latest of its own time and those of its rank in its group's collectives before."""
+    # Groups as sums of scrambled endpoint numbers (the constant of Fibonacci hashing).
+    mixed = (entries.endpoint.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(29)
+    group = np.repeat(np.add.reduceat(mixed, entries.offsets[:-1]), np.diff(entries.offsets))
+    order = np.lexsort((entries.collective, group, entries.endpoint))
+    same = (entries.endpoint[order][1:] == entries.endpoint[order][:-1]) & (
+        group[order][1:] == group[order][:-1]
+    )
+    # What a rank only received it has taken once it has left what came before: calls come in order.
+    shown = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)
+    pieces = np.split(shown[order], np.flatnonzero(~same) + 1)
+    out = np.empty(len(order), np.int64)
+    out[order] = np.concatenate([np.maximum.accumulate(each) for each in pieces])
+    return out
 
 
 def places_of(
