@@ -89,16 +89,14 @@ def test_bounds_hold(job: Job, seed: int, tmp_path: Path) -> None:
 
 
 def test_stalls_are_nobodys_habit(tmp_path: Path) -> None:
-    """Never named; cleared unless too few entries are known, or losses keep them from being compared."""
-    cleared = 0
+    """Never named. An all-clear that is no surer than a guess is none; what would have shown is told."""
     for seed in range(3, 9):
         folder = tmp_path / str(seed)
         folder.mkdir()
         analysis, _ = played(world(decode(), seed, channels=2), folder)
         verdicts = {row["verdict"] for row in analysis["lateness"]}
         assert verdicts <= {"on_time", "unknown"}
-        cleared += verdicts == {"on_time"}
-    assert cleared >= 4
+        assert all(row["detectable_ns"] < 5_000_000 for row in analysis["lateness"])
 
 
 @pytest.mark.parametrize("seed", [1, 7, 8])

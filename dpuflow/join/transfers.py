@@ -129,7 +129,8 @@ def _all_transfers(
         transfers = [_own_transfers(captures[0], common)]
     else:
         transfers = [_transfers(captures, common, seen, order, found, island) for island in found.islands]
-    return [date_missed(captures, _in_causal_order(rows, found.slack_ns)) for rows in transfers]
+    asked = _asked_again(captures, common)
+    return [date_missed(captures, _in_causal_order(rows, found.slack_ns, asked)) for rows in transfers]
 
 
 def _flow_times(captures: Sequence[CaptureTables], found: Clocks) -> list[tuple[bool, Ints, Ints]]:
@@ -409,14 +410,14 @@ def _transfers(
     return transfers
 
 
-def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
+def _in_causal_order(transfers: Rows, slack_ns: int, asked: Bools) -> Rows:
     """The rows with no stamp later than one of what came of it, in order of ``sent_ns``.
 
-    ``slack_ns``: what clocks of two captures may differ by.
+    ``slack_ns``: what clocks of two captures may differ by; ``asked`` as of ``_asked_again``.
     """
     sent, arrived, end = (transfers[name] for name in ("sent_ns", "arrived_ns", "arrived_end_ns"))
     transfers["taken_ns"] = not_after(transfers["taken_ns"], transfers["acked_ns"], slack_ns)
-    _date_lossy(transfers)
+    _date_lossy(transfers, asked)
     transfers["arrived_end_ns"] = not_after(end, transfers["taken_ns"])
     transfers["arrived_ns"] = not_after(arrived, end)
     transfers["sent_end_ns"] = not_after(transfers["sent_end_ns"], transfers["acked_ns"])
@@ -438,14 +439,26 @@ def _in_causal_order(transfers: Rows, slack_ns: int) -> Rows:
     return transfers if np.array_equal(order, np.arange(len(order))) else transfers[order]
 
 
-def _date_lossy(transfers: Rows) -> None:
-    """Let messages that packets were retransmitted of end when they were acknowledged, at the latest copy.
+def _asked_again(captures: Sequence[CaptureTables], common: Common) -> Bools:
+    """By line (``2 * connection + (src > dst)``) whether its receiver sent a NAK: it missed packets."""
+    flows, connection = common.flows, number_connections(common.flows).astype(np.int64)
+    answered = 2 * connection + (flows["dst"] > flows["src"])  # a NAK goes the other way
+    asked = np.zeros(2 * int(connection.max(initial=0)) + 2, bool)
+    for tables, rows in zip(captures, common.flow_rows, strict=True):
+        asked[answered[rows[tables.flows["nak"] > 0]]] = True
+    return asked
+
+
+def _date_lossy(transfers: Rows, asked: Bools) -> None:
+    """Let messages of lossy lines (``asked``) that were retransmitted end when they were acknowledged.
 
     A reliable connection takes nothing behind a loss, and acknowledges a message's last packet at once
-    (InfiniBand volume 1, 9.7.5): what was lost behind the tap was seen there all the same. Where the receiver
-    was not captured the ACK itself may have been lost; so its data was there at the latest.
+    (InfiniBand volume 1, 9.7.5): what was lost behind the tap was seen there all the same. Where no NAK was
+    seen the sender may have been impatient alone. Where the receiver was not captured the ACK itself may have
+    been lost; so its data was there at the latest.
     """
-    again = (transfers["retransmitted"] > 0) & np.isin(transfers["wire"], RELIABLE)
+    line = 2 * transfers["connection"].astype(np.int64) + (transfers["src"] > transfers["dst"])
+    again = (transfers["retransmitted"] > 0) & np.isin(transfers["wire"], RELIABLE) & asked[line]
     at_receiver = (transfers["seen"] & Seen.AT_RECEIVER) != 0
     there = np.where(at_receiver, transfers["taken_ns"], transfers["acked_ns"])
     again &= there != NEVER
