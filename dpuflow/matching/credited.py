@@ -142,9 +142,17 @@ def _understood(job: Job, parts: list[list[Lockstep]]) -> list[tuple[list[Lockst
         instances = Reading(job, part).instances()
         explained = _explained(instances)
         count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in part)
-        if instances and explained >= MOST * count:
+        # The last operation may be cut off, where captures end or the job stopped: nothing is asked of it.
+        cut_off = 2 * explained > count and _all_but_the_last(part, instances)
+        if instances and (explained >= MOST * count or cut_off):
             found.append((part, instances))
     return found
+
+
+def _all_but_the_last(sets: Sequence[Lockstep], instances: Sequence[Instance]) -> bool:
+    """Whether ``instances`` have all operations of ``sets`` but for the last on each connection."""
+    told = np.concatenate([each.rows for each in instances])
+    return all(np.isin(each.rows[:, each.bounds[0] : each.bounds[-2]], told).all() for each in sets)
 
 
 def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:

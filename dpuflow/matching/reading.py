@@ -3,7 +3,7 @@
 Of the sets that have operations left those make up the next turn that no other begins within (``Sends``),
 and that make up an algorithm of NCCL (``Operations``): all of them if they do, else fewer.
 An operation may seem to begin in its own middle, where receivers were slow; then several parts of it make up
-one turn, on all sets as many. What fits nothing is left out.
+one turn, on some sets perhaps more than on others. What fits nothing is left out.
 
 Turns that look alike, with the same messages of the same sizes on the same sets, are recognised once
 (``layouts``), by what one of them shows; all of them together show more.
@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections import Counter
 from copy import copy
-from itertools import combinations
+from itertools import combinations, product
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -43,6 +43,11 @@ MOST_SETS: Final = 6
 """Sets in lockstep whose combinations are tried."""
 LONGEST: Final = NCCL_STEPS
 """So many places where an operation may begin are skipped at most: what uses up the slots."""
+UNEVEN: Final = 3
+"""On some sets alone, with other numbers of messages, so many: few pipes may be slow at the same message by
+chance, twice at most."""
+MOST_UNEVEN: Final = 4
+"""Sets at once of which that is tried: their combinations grow with the power of their number."""
 MOST_TRIES: Final = 1000
 """So many turns that fit nothing are looked at, beside one for each place where an operation may begin: where
 sets fit nothing there is no end of combinations."""
@@ -66,6 +71,7 @@ class Reading:
         self._operations = Operations(job, sets)
         count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in sets)
         self._most_over = (1 - MOST) * count  # messages that may be left over
+        self._barren: set[tuple[object, ...]] = set()  # parts that make up no uneven turn
         self._most = self._tries = MOST_TRIES + sum(map(len, sets))  # that may still fit nothing
         self._seen: Counter[Kinds] = Counter()  # how often turns of these kinds came
         self._skipped = False  # whether anything fitted nothing
@@ -80,7 +86,7 @@ class Reading:
         self._longest *= SLOWER
         best = -1, 0
         for among in self._numbers_of_ranks(alike):
-            self._operations, self._tries = every.of_ranks(among), self._most
+            self._operations, self._barren, self._tries = every.of_ranks(among), set(), self._most
             again = self._alike()
             worth = self._held(again), self._messages(again)
             if worth[1] >= enough and worth > best:
@@ -156,7 +162,7 @@ class Reading:
         # What begins on some sets within an operation on others is a part of it; so it goes by the times.
         apart = [chosen for chosen in choices if self._sends.is_apart(chosen, at, left)]
         for possible in (apart, choices) if len(apart) < len(choices) else (choices,):
-            turn = self._even(possible, at, left)
+            turn = self._even(possible, at, left) or self._uneven(possible, at)
             if turn is not None:
                 return turn
         return None
@@ -195,6 +201,46 @@ class Reading:
                 if self._seen[kinds_of(more)] > self._seen[kinds_of(best)]:
                     best = more
         return best
+
+    def _uneven(self, choices: Sequence[tuple[int, ...]], at: list[int]) -> Turn | None:
+        """A turn of one of ``choices`` that has several parts of an operation, on some sets more than on
+        others."""
+        choices = [chosen for chosen in choices if len(chosen) > 1]
+        parts = {number: self._parts(number, at[number]) for number in sorted(set().union(*choices))}
+        # What fitted nothing once does not fit when it comes again.
+        kinds = ((self._operations.kind_of(part), part[2] - part[1]) for n in parts for part in parts[n])
+        alike = (*choices, *kinds)
+        if alike in self._barren or self._tries <= 0:
+            return None
+        for chosen in choices:
+            for turn in self._mixed([parts[number] for number in chosen]):
+                if self._fits(turn):
+                    return turn
+                if self._tries <= 0:
+                    return None
+        self._barren.add(alike)
+        return None
+
+    def _parts(self, number: int, begin: int) -> list[Part]:
+        """What may be an operation's part on the set, the shortest first: all with the same buffers."""
+        each = self._sets[number]
+        slots = each.slots[begin : begin + self._longest]
+        same = (slots == slots[0]).tolist()
+        length = same.index(False) if False in same else len(same)
+        return [(number, begin, begin + k) for k in range(1, length + 1)]
+
+    def _mixed(self, parts: list[list[Part]]) -> Iterator[Turn]:
+        """Turns of one of the ``parts`` of each set, not all of one: those of as many messages first (rings
+        have that), then all of the shortest parts."""
+        by_length = [{self._operations.messages(part): part for part in mine} for mine in parts]
+        for messages in sorted(set(by_length[0]).intersection(*by_length[1:])):
+            turn = tuple(each[messages] for each in by_length)
+            if any(end - begin > 1 for _, begin, end in turn):
+                yield turn
+        if len(parts) <= MOST_UNEVEN:
+            for turn in product(*(mine[:UNEVEN] for mine in parts)):
+                if len({end - begin for _, begin, end in turn}) > 1:
+                    yield turn
 
 
 class Kinds(NamedTuple):
