@@ -144,6 +144,8 @@ def _units(
     instances, entries = evidence.instances, evidence.entries
     kind = kinds_of(instances, evidence.group)
     step = evidence.step
+    if len(np.unique(kind)) == 1:  # then pauses alone part steps, and lateness makes some
+        step = np.full(len(step), -1)
     units = {e: units_of(mine, entries, evidence.own, step, kind) for e, mine in rows.items()}
     job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
     jobs_of = np.array([job[e] for e in entries.endpoint.tolist()], np.int64)
