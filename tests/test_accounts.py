@@ -27,9 +27,9 @@ def test_segments_of_a_walk_add_up_to_the_step(name: str, unseen: float) -> None
     worked = work_on(name)
     entries = replace(worked.inferred.entries, enter_ns=worked.inferred.entries.enter_ns.copy())
     entries.enter_ns[np.random.default_rng(1).random(len(entries.enter_ns)) < unseen] = NEVER
-    before = previous_row(entries)
+    before, beside = previous_row(entries), np.zeros(len(entries.endpoint), bool)
     paths = Paths(
-        worked.exchanges, worked.instances, entries, before, [], np.ones(len(worked.instances), bool)
+        worked.exchanges, worked.instances, entries, before, [], beside, np.ones(len(worked.instances), bool)
     )
     for first, last in pairwise(worked.inferred.steps[0].ends.tolist()):
         walk = paths.walk(first, last)

@@ -233,7 +233,7 @@ def test_a_root_is_compared_with_what_its_peers_usually_need() -> None:
     )
 
 
-def test_unread_messages_excuse() -> None:
+def test_what_only_unread_messages_excuse_is_told_apart() -> None:
     world = World("gloo")
     world.play(RING, 4096, dict.fromkeys(range(4), 0))
     late = after(world, {2: 5 * MS})
@@ -256,6 +256,8 @@ def test_unread_messages_excuse() -> None:
         Waits(unread=unread, awaited=np.full(len(unread), NEVER)),
     )
     assert causes.excess_ns[row] < MS // 2
+    assert causes.unread_ns[row] == pytest.approx(5 * MS, abs=300_000)
+    assert not causes.unread_ns[np.arange(len(unread)) != row].any()
 
 
 def test_what_excuses_a_rank_accuses_no_other() -> None:

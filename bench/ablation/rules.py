@@ -89,7 +89,7 @@ ENTRIES: Final = _of("entries", [
 ])  # fmt: skip
 
 VERDICTS: Final = _of("verdicts", [
-    ("waits", _never, "unread_until left_before"),
+    ("waits", _never, "unread_until left_before left_any"),
     ("waits", _says(frozenset()), "busy_elsewhere never_captured"),
     ("waits", _but(rows=np.zeros_like, partly=np.zeros_like), "seen_from_beside"),
     ("bulk", _says([]), "find_bulk"),
@@ -97,8 +97,11 @@ VERDICTS: Final = _of("verdicts", [
     ("causes", _given(1), "_left"),
     ("causes", _no, "_held_peers _granted_late"),
     ("causes", lambda result, args: (args[2], np.zeros_like(result[1])), "_against_usual"),
+    ("causes", _no, "_by_unread"),
     ("causes", _never, "_earliest"),
     ("links", _no, "slow_rows _held_back"),
+    ("waits", _says(None), "find_overlap"),
+    ("waits", _no, "_same_before"),
     ("excess", lambda result, args: args[:2], "with_stages"),
     ("pipelines", _says([]), "find_pipelines"),
     ("stages", _says([]), "_replicas"),

@@ -95,6 +95,7 @@ class Known(NamedTuple):
     causes: Causes
     held_up: NDArray[np.bool_]  # of each exchange (``links``)
     apart: NDArray[np.bool_]  # of each collective: a transfer between two
+    beside: NDArray[np.bool_]  # its rank goes on beside its collectives (``waits``)
     sooner_ns: NDArray[np.int64]  # so much sooner it would have come if it worked like its peers
     kind: NDArray[np.int64]  # of each collective its operation, size and group (``kinds_of``)
     group: NDArray[np.int64]  # ... and its group
@@ -130,7 +131,7 @@ def account_for(
     first = entries.offsets[:-1]
     wanted = np.maximum.reduceat(np.maximum(entries.leave_ns, entries.enter_ns), first)
     wanted = wanted >= since[entries.endpoint[first]]
-    paths = Paths(exchanges, instances, entries, previous_row(entries), pipelines, wanted)
+    paths = Paths(exchanges, instances, entries, previous_row(entries), pipelines, known.beside, wanted)
     shared = {
         n
         for n, i in enumerate(instances)

@@ -18,7 +18,7 @@ from dpuflow.arrays.ordering import classes
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.waits import seen_from_beside
+from dpuflow.verdicts.waits import left_any, seen_from_beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.verdicts.bulk import Fed
     from dpuflow.verdicts.excess import Charges
-    from dpuflow.verdicts.waits import Beside
+    from dpuflow.verdicts.waits import Beside, Overlap
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
 CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
@@ -54,6 +54,7 @@ class Causes(NamedTuple):
     usual: NDArray[
         np.int64
     ]  # by what the excess is counted: OF_KIND, AT_PLACE; 0: by peers in the collective
+    unread_ns: NDArray[np.int64]  # so much of each rank's lateness is nobody's doing but for messages unread
 
 
 class Waits(NamedTuple):
@@ -62,7 +63,8 @@ class Waits(NamedTuple):
     ``fed``: what data from outside the collectives did (``bulk``). The own time of a rank that had waited for
     it begins when it is there; or when what else it may have waited for was done (``awaited``, and
     ``unread``: messages that nobody read, see ``waits``). ``kin`` is the row of the same group's collective
-    before. ``queued``: so long each
+    before. ``overlap`` says whose work goes on beside their collectives: of these it also counts how long ago
+    they had entered the one before, and not again what they were late by before. ``queued``: so long each
     first message may have waited in its own node (``queued_ns``), which is no work. ``place`` of each row in
     its step (``places_in_steps``).
     """
@@ -71,6 +73,7 @@ class Waits(NamedTuple):
     awaited: NDArray[np.int64] | None = None
     unread: NDArray[np.int64] | None = None
     kin: NDArray[np.int64] | None = None
+    overlap: Overlap | None = None
     queued: NDArray[np.int64] | None = None
     place: NDArray[np.int64] | None = None
 
@@ -112,7 +115,7 @@ def causes_of(
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess, beside.partly, longer.least, longer.usual)
+    return Causes(causes, excess, beside.partly, longer.least, longer.usual, _by_unread(longer, relative))
 
 
 class _Longer(NamedTuple):
@@ -125,6 +128,14 @@ class _Longer(NamedTuple):
     since_gone_ns: NDArray[np.int64]  # since its own last data had gone
     least: NDArray[np.bool_]  # as of Causes
     usual: NDArray[np.int64]  # as of Causes
+    unread_ns: NDArray[np.int64]  # excess if it had not waited for messages that nobody read
+
+
+def _by_unread(longer: _Longer, relative: Relative) -> NDArray[np.int64]:
+    """How much of each rank's lateness would be its own, had it not waited for what nobody read."""
+    known = (longer.unread_ns != NEVER) & (longer.excess_ns != NEVER) & (relative.lateness_ns != NEVER)
+    most = np.minimum(longer.unread_ns, relative.lateness_ns)
+    return np.where(known, np.maximum(most - np.maximum(longer.excess_ns, 0), 0), 0)
 
 
 def _worked_longer(
@@ -152,7 +163,21 @@ def _worked_longer(
     waited = (since_ns, read_ns)
     since_leave = _excess(entries, left, entries.leave_ns, waited, dated, earliest)
     since_idle = _excess(entries, left, entries.idle_ns, waited, dated, earliest)
-    excess = np.minimum(since_leave, since_idle)
+    excess, overlap, unread = np.minimum(since_leave, since_idle), waits.overlap, np.full(len(last), NEVER)
+    if (since_ns > read_ns).any():
+        unread = np.minimum(
+            _excess(entries, left, entries.leave_ns, (read_ns, read_ns), dated, earliest),
+            _excess(entries, left, entries.idle_ns, (read_ns, read_ns), dated, earliest),
+        )
+    until = since_ns
+    if overlap is not None:
+        until = np.maximum(since_ns, left_any(entries))
+        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, (until, until), dated, earliest))
+    if overlap is not None and overlap.rows.any():
+        before = _earliest(entries, last, instances)
+        since_enter = _excess(entries, last, entries.enter_ns, (fed_ns, fed_ns), dated, before)
+        excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
+        excess = overlap.less_carried(excess, entries)
     excess[staged] = NEVER
     if waits.queued is not None:
         excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
@@ -165,10 +190,10 @@ def _worked_longer(
     done = np.where(entries.idle_ns != NEVER, np.maximum(entries.leave_ns, entries.idle_ns), NEVER)
     began = np.where(left >= 0, done[left], NEVER)
     first = np.maximum(np.where(left >= 0, entries.leave_ns[left], NEVER), read_ns)
-    began = np.where(began != NEVER, [np.maximum(began, since_ns), first], NEVER)
+    began = np.where(began != NEVER, [np.maximum(began, until), first], NEVER)
     place = np.zeros(len(last), np.int64) if waits.place is None else waits.place
     excess, usual = _against_usual(entries, began, excess, least, (_kind(entries, instances), place))
-    return _Longer(last, staged, excess, since_leave, since_gone, least, usual)
+    return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
 def _unproved(

@@ -124,7 +124,8 @@ def scatter_of(values: NDArray[np.float64]) -> float:
 
     A fault that sets in halfway, or goes round among few ranks, is no noise, yet parts the values into two
     heaps. They are two where the closest third of all values lies twice as close as quartiles do; then the
-    wider heap counts.
+    wider heap counts. On a busy host heaps are too wide for that: where neighbours in time lie twice as close
+    as quartiles do, an onset parts them, and the scatter of neighbours counts.
     """
 
     def of(part: NDArray[np.float64]) -> float:
@@ -137,7 +138,8 @@ def scatter_of(values: NDArray[np.float64]) -> float:
     third = -(-len(values) // 3)
     closest = float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
     if closest / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
-        return whole
+        beside = float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+        return beside if 2 * beside < whole else whole
     widest = int(np.argmax(np.diff(ordered[third // 2 : -(third // 2)]))) + third // 2 + 1
     return min(whole, max(of(ordered[:widest]), of(ordered[widest:])))
 
@@ -153,6 +155,7 @@ class Own(NamedTuple):
     most_ns: NDArray[np.int64]  # of those: it worked no longer than its peers by more; NEVER where not known
     usual: NDArray[np.bool_]  # compared with what peers usually work; how late it was is bounded only
     at_place: NDArray[np.bool_]  # rows compared with what peers work at the same place of a step
+    unread_ns: NDArray[np.int64]  # late by so much more, if not for messages that nobody read
     staged: NDArray[np.bool_]  # acts of pipeline stages, compared with like ones (``stages``)
     design_ns: NDArray[np.float64]  # ... that may take so much longer by design
 
@@ -217,12 +220,13 @@ def own_lateness(
     unknown = causes.least & (excess != NEVER) & ~mine
     excess, amount = np.where(unknown, NEVER, excess), np.where(unknown, NEVER, amount)
     unproved &= ~unknown
+    unread = np.where(known & (causes.unread_ns > beyond), causes.unread_ns, 0)
     told = unproved & (causes.usual > 0) & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
     amount_ns = np.where(mine, amount, 0)
     at_place, none = causes.usual == AT_PLACE, np.zeros(len(tied), bool)
     design = np.zeros(len(tied))
-    return Own(amount_ns, excess, amount, sigma, unproved, most, usual, at_place, none, design)
+    return Own(amount_ns, excess, amount, sigma, unproved, most, usual, at_place, unread, none, design)
 
 
 class Evidence(NamedTuple):

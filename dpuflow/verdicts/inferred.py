@@ -15,6 +15,7 @@ from dpuflow.entries import (
     among_dated,
     bound_above,
     claim,
+    previous_row,
     relate,
     short_of_ranks,
     stalls,
@@ -39,6 +40,7 @@ from dpuflow.verdicts.steps import find_steps, places_in_steps
 from dpuflow.verdicts.units import kinds_of
 from dpuflow.verdicts.waits import (
     busy_elsewhere,
+    find_overlap,
     group_before,
     left_before,
     never_captured,
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.receivers import SlowReceiver
     from dpuflow.verdicts.stages import Stage
     from dpuflow.verdicts.steps import Steps
+    from dpuflow.verdicts.waits import Overlap
 
 
 class Inferred(NamedTuple):
@@ -121,6 +124,7 @@ class Traffic(NamedTuple):
     queued: NDArray[np.int64]  # per row of Entries (``queued_ns``)
     bulk: list[Bulk]
     taken: NDArray[np.int64]  # per row (``taken_until``)
+    overlap: Overlap | None
 
 
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
@@ -176,6 +180,7 @@ def _traffic(read: Read) -> Traffic:
     exchanges, instances, entries = read.exchanges, read.instances, read.entries
     links = measure_links(exchanges, instances)
     queues = find_queues(exchanges, read.joined.columns["sent_ns"], instances, entries)
+    before = previous_row(read.dated)
     return Traffic(
         links,
         held_up(exchanges, links),
@@ -183,6 +188,7 @@ def _traffic(read: Read) -> Traffic:
         queued_ns(queues, entries),
         find_bulk(exchanges, instances, entries),
         taken_until(exchanges, instances, entries),
+        find_overlap(kinds_of(instances, read.group_of), read.dated, before, read.group_of, read.step),
     )
 
 
@@ -197,6 +203,7 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
         left,
         unread,
         kin,
+        traffic.overlap,
         traffic.queued,
         places_in_steps(read.step, entries.endpoint),
     )
@@ -253,10 +260,12 @@ def _accounts(
     judgements: Sequence[Judgement],
 ) -> list[Account]:
     """Where the time of each job's steps went."""
+    overlap = traffic.overlap
     known = Known(
         evidence.causes,
         traffic.held_up,
         np.array([i.op == Op.SEND_RECV for i in read.instances], bool),
+        np.zeros(len(read.step), bool) if overlap is None else overlap.rows,
         sooner_ns(judgements, evidence.own),
         kinds_of(read.instances, read.group_of),
         read.group_of,

@@ -71,9 +71,10 @@ class Paths:
         entries: Entries,
         before: Ints,
         pipelines: Sequence[Pipeline],
+        beside: NDArray[np.bool_],
         wanted: NDArray[np.bool_],
     ) -> None:
-        """``before`` as of ``previous_row``."""
+        """``before`` as of ``previous_row``, ``beside`` marks ranks that go on beside their collectives."""
         self.entries = entries
         number = np.flatnonzero(wanted)
         parts = [np.asarray(instances[n].rows, np.int64) for n in number.tolist()]
@@ -109,7 +110,7 @@ class Paths:
             np.ascontiguousarray(each).data for each in (data, there, end, src, dst, grant, granted)
         )
         self.enter, self.leave = entries.enter_ns.data, entries.leave_ns.data
-        self.exact = entries.exact.data
+        self.exact, self.beside = entries.exact.data, beside.data
         apart = np.array([i.op == Op.SEND_RECV for i in instances], bool)
         sender = np.zeros(len(entries.endpoint), bool)
         sender[entries.offsets[:-1][apart]] = True
@@ -185,11 +186,14 @@ class Paths:
         """Back over a rank's work, to what it had finished ``before``."""
         if before < 0:
             return -1, NONE, What.HANDED
-        since = self.enter[before] if self.sender[before] else self.leave[before]
+        beside = self.beside[row]
+        since = self.enter[before] if beside or self.sender[before] else self.leave[before]
         if since == NEVER:
             since = max(self.enter[before], self.leave[before])
         if since != NEVER:
             self._to(since, What.WORK, row)
+        if beside:
+            return before, NONE, What.HANDED
         if self.sender[before]:
             # What it sent there may have gone later than it was offered.
             sent = self.first[before]

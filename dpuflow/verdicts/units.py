@@ -45,7 +45,7 @@ class Units(NamedTuple):
     place: NDArray[np.int64]  # of each row in its unit
     amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
     sure_ns: NDArray[np.int64]  # ... that is no chance (``without_chance``)
-    open_ns: NDArray[np.int64]  # ... that as few stalls as there must be do not explain: no reason to clear
+    open_ns: NDArray[np.int64]  # of each unit: with what only messages that nobody read excuse
     enter_ns: NDArray[np.int64]  # of each row
     kind: NDArray[np.int64]  # of each row: operation, size and group
 
@@ -79,7 +79,7 @@ def units_of(
         np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
         np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
         amount,
-        amount,
+        np.add.reduceat(own.unread_ns[rows], starts),
         entries.enter_ns[rows],
         kind[entries.collective[rows]],
     )
@@ -98,7 +98,7 @@ def without_chance(
     out = {}
     for e, u in units.items():
         left, sure = (np.add.reduceat(ns, starts[e]) if len(ns) else ns for ns in found[e])
-        out[e] = u._replace(amount_ns=left, sure_ns=sure, open_ns=left)
+        out[e] = u._replace(amount_ns=left, sure_ns=sure, open_ns=left + u.open_ns)
     return out
 
 

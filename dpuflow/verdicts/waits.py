@@ -2,7 +2,10 @@
 
 Where a communicator cannot be read, its ranks spend time in collectives that nobody sees, and come late to
 those that are seen. Collectives of one communicator come one after the other, while those of another go on
-beside them: the next bucket of gradients has to wait until the one before is reduced.
+beside them: the next bucket of gradients has to wait until the one before is reduced. And a rank that
+launches a collective and goes on (weights that are gathered ahead) enters the next one so long after it
+*entered* the one before as its work takes: what it is late by it may have brought along from before, though
+it left the one in between with all others.
 
 Of a rank without a capture of its own its entry may be seen, but not when it left the collective before: it
 may have worked longer, or have waited for messages on links between other nodes. So whose doing it was stays
@@ -19,6 +22,8 @@ import numpy as np
 from dpuflow.entries import against_others
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Op, Wire
+from dpuflow.verdicts.chance import LATE_SHARE
+from dpuflow.verdicts.steps import places_in_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -56,6 +61,20 @@ def left_before(entries: Entries, kin: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.where(until <= entries.enter_ns, until, NEVER)
 
 
+def left_any(entries: Entries) -> NDArray[np.int64]:
+    """Per row when its rank had last left any collective before it entered, in whatever order it had entered
+    them; NEVER where it had left none. Streams wait for their own last one, and no packet names the stream.
+    """
+    until = np.full(len(entries.endpoint), NEVER)
+    seen = entries.enter_ns != NEVER
+    for each in np.unique(entries.endpoint[seen]).tolist():
+        mine = np.flatnonzero((entries.endpoint == each) & seen)
+        left = np.sort(entries.leave_ns[mine])
+        at = np.searchsorted(left, entries.enter_ns[mine]) - 1  # not its own
+        until[mine] = np.where(at >= 0, left[np.maximum(at, 0)], NEVER)
+    return until
+
+
 def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
     """Per row of Entries when the last message that no collective was made of was there at its rank, or had
     left it, before it entered; NEVER without one."""
@@ -77,6 +96,100 @@ def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entrie
         at = np.searchsorted(times, entries.enter_ns[mine], side="right") - 1
         until[mine[at >= 0]] = times[at[at >= 0]]
     return until
+
+
+SIGN_TEST: Final = 2.326
+"""Standard deviations beyond which one in a hundred values of a normal distribution lie."""
+
+
+class Overlap(NamedTuple):
+    """Per row of Entries."""
+
+    rows: NDArray[np.bool_]  # it keeps to when its rank entered the collective before (``find_overlap``)
+    group: NDArray[np.int64]
+    step: NDArray[np.int64]  # -1: in none
+
+    def less_carried(self, excess: NDArray[np.int64], entries: Entries) -> NDArray[np.int64]:
+        """How much longer ranks worked (``excess``, NEVER where not known) less what they brought along.
+
+        Of groups with such rows: there a rank that was late once in a step may stay so until the step ends,
+        and only what comes on top of that is new. So the most that a rank worked longer before in the step is
+        taken off, as far as it was longer at all.
+        """
+        concerned = np.isin(self.group, np.unique(self.group[self.rows]))
+        rows = np.flatnonzero(concerned & (self.step >= 0) & (excess != NEVER))
+        keys = np.stack([entries.endpoint[rows], self.step[rows], self.group[rows]])
+        order = np.lexsort((entries.enter_ns[rows], *keys[::-1]))
+        out = excess.copy()
+        new = (np.diff(keys[:, order], axis=1) != 0).any(axis=0)
+        for part in np.split(rows[order], np.flatnonzero(new) + 1):
+            before = np.maximum.accumulate(np.concatenate([[0], excess[part]]))[:-1]
+            out[part] = np.minimum(excess[part], np.maximum(excess[part] - before, 0))
+        return np.asarray(out, np.int64)
+
+
+def find_overlap(
+    kind: NDArray[np.int64],
+    entries: Entries,
+    last: NDArray[np.int64],
+    group: NDArray[np.int64],
+    step: NDArray[np.int64],
+) -> Overlap:
+    """Rows that keep to when their ranks entered the collective before, rather than to when they left it.
+
+    ``last`` is each row's collective before, the same one for all ranks, else nothing is said. ``kind`` and
+    ``group`` are each collective's (``kinds_of``), ``step`` is each row's (-1: in none). Told place by place
+    of the step: of the collectives before which the time from entering to leaving was unusual, so many must
+    have been entered as usual after the entering that chance makes it less than once in a hundred times.
+    """
+    found = np.zeros(len(last), bool)
+    overlap = Overlap(found, group[entries.collective], step)
+    # Of who may have waited for an input before its first message it is not known when it entered.
+    known = (last >= 0) & entries.exact & entries.exact[last] & (entries.leave_ns[last] != NEVER)
+    rows = np.flatnonzero(known & _same_before(entries, last, known))
+    if not len(rows):
+        return overlap
+    # The same work comes at the same place of each step; outside of steps at collectives of one kind.
+    place = np.stack([kind[entries.collective[rows]], places_in_steps(step, entries.endpoint)[rows]])
+    place = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
+    both = np.unique(np.stack([place, entries.endpoint[rows]]), axis=1, return_inverse=True)[1].reshape(-1)
+    times = [entries.enter_ns[rows], entries.enter_ns[last[rows]], entries.leave_ns[last[rows]]]
+    since_entering, since_leaving, inside = (
+        np.abs(_from_median(times[i] - times[j], both)) for i, j in ((0, 1), (0, 2), (2, 1))
+    )
+    of = entries.collective[rows]
+    whole = [np.bincount(of, each) for each in (since_entering, since_leaving, inside)]
+    places = np.zeros(len(whole[0]), np.int64)
+    places[of] = place
+    seen = np.unique(of)
+    order = seen[np.argsort(places[seen], kind="stable")]
+    for mine in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
+        entering, leaving, inside = (each[mine] for each in whole)
+        telling = inside > np.minimum(entering, leaving)  # else both come to much the same
+        votes, total = int((entering < leaving)[telling].sum()), int(telling.sum())
+        if total and votes >= max(LATE_SHARE * total, (total + SIGN_TEST * total**0.5) / 2):
+            found[rows[np.isin(of, mine)]] = True
+    return overlap
+
+
+def _same_before(entries: Entries, last: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Rows of collectives whose ranks, as far as known, had all been in the same one before."""
+    before = np.where(known, entries.collective[last], -1)
+    low = np.where(known, before, np.iinfo(np.int64).max)
+    least, most = (f.reduceat(v, entries.offsets[:-1]) for f, v in ((np.minimum, low), (np.maximum, before)))
+    return np.asarray((least == most)[entries.collective], np.bool_)
+
+
+def _from_median(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Each value less the median of those of its class."""
+    order = np.lexsort((values, of))
+    starts = np.flatnonzero(np.r_[True, np.diff(of[order]) != 0])
+    count = np.diff(np.r_[starts, len(order)])
+    ordered = values[order]
+    middle = (ordered[starts + (count - 1) // 2] + ordered[starts + count // 2]) / 2
+    out = np.empty(len(values), np.float64)
+    out[order] = ordered - np.repeat(middle, count)
+    return out
 
 
 class Beside(NamedTuple):
