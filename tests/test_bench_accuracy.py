@@ -123,7 +123,12 @@ def test_bounds_on_a_slow_link_hold(number: int) -> None:
     [
         199,  # PAT: the late GPU's connections are given back late, too, long before it enters
         60,  # a chain that runs on ahead: none but the late rank shows how long it worked
-        95,  # each rank in turn, each costing a third of what counts
+        pytest.param(  # each rank in turn, each costing a third of what counts
+            95,
+            marks=pytest.mark.xfail(
+                strict=True, reason="turns are told by what each rank costs, not by order"
+            ),
+        ),
         39,  # a tree's inner ranks show themselves only when they are late
     ],
 )

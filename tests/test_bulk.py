@@ -133,7 +133,19 @@ def test_what_a_lossy_path_does_is_the_path_s(mode: str, tmp_path: Path) -> None
     assert not [row for row in result.lateness if row.verdict == "late"]
 
 
-@pytest.mark.parametrize("job", [{"mode": "read"}, {"mode": "write"}, {"mode": "write", "notice": "send"}])
+SHORT = pytest.mark.xfail(
+    strict=True, reason="a page is counted to the next transfer: pauses alone part them"
+)
+
+
+@pytest.mark.parametrize(
+    "job",
+    [
+        {"mode": "read"},
+        pytest.param({"mode": "write"}, marks=SHORT),
+        {"mode": "write", "notice": "send"},
+    ],
+)
 def test_caches_that_queue_behind_one_slow_link_are_told_apart(job: dict, tmp_path: Path) -> None:
     """Several prefill ranks write into one decode rank: no pause parts the transfers there."""
     slow = [{"kind": "slow_link", "node": 4, "gbps": 20, "where": "down"}]

@@ -87,6 +87,7 @@ def test_left_any_is_no_collective_of_its_own() -> None:
     assert left_any(entries).tolist() == [NEVER, NEVER, 300]
 
 
+@pytest.mark.xfail(strict=True, reason="slots given back date nothing: its late root has bounds alone")
 def test_ranks_that_are_late_by_chance_wait_all_the_same() -> None:
     """Two ranks, one late by 200 us in most steps: entering to entering takes as long, whoever was."""
     from bench.accuracy.draw import draw
