@@ -49,12 +49,12 @@ test: $(READY) ## run the tests but the long ones, the ten slowest named at the 
 test-long: $(READY) ## run the long tests: fuzzing, many random inputs, whole jobs, a long-running agent
 	@$(MAKE) --no-print-directory -j 1 -k LONG=long tests-others tests-live
 
-# One after the other: live tests, which mostly wait, are not held up by others. 5: none is left.
+# One after the other: an agent that keeps to a share of a processor is not tested beside others. 5: none is left.
 tests-others:
 	$(PYTHON) -m pytest -m "$(LONG)" -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
 
 tests-live:
-	$(PYTHON) -m pytest -m "$(LONG)" -n $(if $(findstring not,$(LONG)),4,2) --dist worksteal --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
+	$(PYTHON) -m pytest -m "$(LONG)" -n 2 --dist loadfile --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
 
 test-all: test test-long ## run all tests
 
