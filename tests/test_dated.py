@@ -37,6 +37,17 @@ def test_a_late_rank_beside_ranks_that_waited_for_it(name: str, late: str) -> No
     assert {row.verdict for address, row in said.items() if address != late} <= {"on_time", "unknown"}
 
 
+def test_a_rank_that_works_beside_a_non_blocking_collective_is_not_late() -> None:
+    """Its library hands nothing on until it is called again: that an input lay there is no lateness."""
+    files = sorted((TRACES / "mpi-iallreduce-n4").glob("node*.pcap.gz"))
+    result = analyze([Vantage(file.name.partition(".")[0], (str(file),)) for file in files])
+    assert {row.verdict for row in result.lateness} <= {"on_time", "unknown"}
+    beside = [each for each in result.collectives if each.bytes == 2000]
+    told = [rank.lateness_ns or 0 for each in beside for rank in each.ranks if rank.bound == "at_least"]
+    assert len(beside) == 28
+    assert max(told) < 2 * MS
+
+
 def _units(amounts_ns: list[int]) -> Units:
     rows = np.arange(len(amounts_ns))
     amounts, none = np.array(amounts_ns, np.int64), np.zeros(len(rows), np.int64)

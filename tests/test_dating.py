@@ -41,8 +41,11 @@ def rules(entries: Entries, collective: int) -> set[Rule]:
 # -- queues -----------------------------------------------------------------------------------
 
 
-def buckets(workers: int, count: int) -> World:
-    """DDP: each step hands over ``count`` buckets at once; ``workers`` of them run side by side."""
+def buckets(workers: int, count: int, *, apart: int = 10_000, norm: bool = False) -> World:
+    """DDP: each step hands over ``count`` buckets, ``apart`` ns; ``workers`` of them run side by side.
+
+    ``norm``: once all are done each rank calls one more at once, as a gradient's norm is asked for.
+    """
     world = World("gloo")
     ranks = [0, 1, 2, 3]
     free = MS
@@ -51,10 +54,23 @@ def buckets(workers: int, count: int) -> World:
         busy = [dict(called) for _ in range(workers)]
         for bucket in range(count):
             lane = min(busy, key=lambda each: max(each.values()))
-            start = {r: max(called[r] + bucket * 10_000, lane[r]) for r in ranks}
+            start = {r: max(called[r] + bucket * apart, lane[r]) for r in ranks}
             lane.update(world.play(RING, 400_000, start).leave_ns)
+        if norm:
+            done = {r: max(lane[r] for lane in busy) + 2_000 for r in ranks}
+            busy = [dict(world.play(RING, 4_000, done).leave_ns)]
         free = max(max(lane.values()) for lane in busy)
     return world
+
+
+def test_who_had_waited_for_all_is_as_far_apart_as_it_came_from_there() -> None:
+    """Rank by rank late by 3 ms at the buckets, together at what is called once these are done."""
+    entries, relative = told(buckets(2, 4, apart=7_000, norm=True))
+    least = relative.bound == AT_LEAST
+    norm = entries.collective % 5 == 4
+    assert rules(entries, 4) == {Rule.QUEUED}
+    assert relative.lateness_ns[norm & least].max(initial=0) < MS
+    assert relative.lateness_ns[~norm & least].max() > 2 * MS
 
 
 def test_buckets_that_queue_are_bounds() -> None:

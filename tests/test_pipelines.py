@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from dpuflow.matching import Instance
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
 from dpuflow.schema.rows import Op
+from dpuflow.verdicts import pipelines
 
 MS = 1_000_000
 BARRIER = algorithm_of(Op.BARRIER, "dissemination")
@@ -95,7 +97,8 @@ def slow(guilty: int, ways: str = "fb", more: int = 2 * MS, first: int = 0) -> W
 
 @pytest.mark.parametrize("sync", [True, False])
 @pytest.mark.parametrize(
-    ("schedule", "stages", "batches"), [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 6, 12)]
+    ("schedule", "stages", "batches"),
+    [("gpipe", 4, 8), ("1f1b", 4, 8), ("1f1b", 6, 12), ("1f1b", 4, 4), ("gpipe", 4, 4)],
 )
 def test_even_stages(schedule: str, stages: int, batches: int, sync: bool) -> None:
     result = analysed(play(schedule, stages, batches, 6, even, sync=sync), stages)
@@ -109,6 +112,23 @@ def test_even_stages(schedule: str, stages: int, batches: int, sync: bool) -> No
     # The classic bubble: of a step of (batches + stages - 1) turns a stage works batches.
     assert found.idle_share[1] == pytest.approx(1 - batches / (batches + stages - 1), abs=0.08)
     assert found.idle_share[0] is None
+
+
+def test_two_inputs_before_the_first_answer_are_one_forward_one_backward() -> None:
+    """Of four microbatches: the stage before the last one runs one ahead; GPipe's last stage has all four."""
+
+    def edge(arrived: list[int], sent: list[int]) -> SimpleNamespace:
+        unit = np.repeat(np.arange(3), 4)
+        times = [
+            np.concatenate([100 * step + np.array(each) for step in range(3)]) for each in (arrived, sent)
+        ]
+        return SimpleNamespace(
+            arrived_ns=times[0], sent_ns=times[1], unit=unit, unit_of_arrival=unit, in_steps=True
+        )
+
+    back = edge([20, 30, 40, 50], [10, 20, 30, 40])
+    assert pipelines._schedule(edge([1, 9, 15, 25], [0, 8, 14, 24]), back) == "1f1b"
+    assert pipelines._schedule(edge([1, 9, 10, 10], [0, 8, 9, 9]), back) == "gpipe"
 
 
 def test_an_end_without_a_capture_may_go_on_and_is_not_judged() -> None:

@@ -18,7 +18,7 @@ from dpuflow.entries.acts import first_acts
 from dpuflow.entries.blockers import Scene, credited, find_blockers, inputs_and_offers, packet_times, solve
 from dpuflow.entries.handover import consumed, granted_data_ns, typical, waited_sends
 from dpuflow.entries.heard import likely_entries
-from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before
+from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before, nonblocking
 from dpuflow.entries.margins import clocks, margins_of, ways
 from dpuflow.entries.places import build_places
 from dpuflow.entries.queues import queued_rows
@@ -47,6 +47,8 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     acts = first_acts(places)
     leaves = last_acts(places, acts)
     waited = waited_sends(picked, places.needs, sender, receiver, acts.enter_ns)
+    beside = nonblocking(places)[places.collective]
+    waited = (waited[0][~beside[waited[0]]], waited[1][~beside[waited[0]]])
     taken, between = consumed(picked, instances, places.of, receiver, acts.enter_ns)
     blanks = blank(places.collective, places.endpoint, places.offsets)
     entries = replace(
@@ -68,7 +70,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         fed=leaves.fed,
         buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
         early_ns=_early_ns(places),
-        unmoved_ns=acts.unmoved_ns,
+        unmoved_ns=np.where(beside, NEVER, acts.unmoved_ns),
         free_ns=acts.free_ns,
         grant=acts.grant,
         lag_ns=acts.lag_ns,

@@ -233,7 +233,7 @@ def not_beside(entries: Entries, places: Places, last: NDArray[np.int64]) -> NDA
     """
     if not len(last):
         return last
-    last = _came_back(last, _nonblocking(places)[entries.collective])
+    last = _came_back(last, nonblocking(places)[entries.collective])
     kind, ranks = _kinds(places.instances)
     kind, ranks = kind[entries.collective], ranks[entries.collective]
     known, apart = (last >= 0) & (entries.leave_ns[last] != NEVER), ranks != ranks[last]
@@ -258,8 +258,9 @@ def _came_back(last: NDArray[np.int64], nonblocking: NDArray[np.bool_]) -> NDArr
     return np.asarray(before[last], np.int64)
 
 
-def _nonblocking(places: Places) -> NDArray[np.bool_]:
-    """Open MPI's non-blocking collectives, by their tags."""
+def nonblocking(places: Places) -> NDArray[np.bool_]:
+    """Which collectives are Open MPI's non-blocking ones, by their tags: their ranks work on meanwhile, and
+    what came in waits for their next call of the library."""
     wire, found = places.picked["wire"], np.zeros(len(places.instances), bool)
     mine = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (places.picked["op"] == Op.UNKNOWN)
     found[places.of[mine & (places.picked["tag"].astype(np.int32) <= MPI_NONBLOCKING)]] = True

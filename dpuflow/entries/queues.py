@@ -86,7 +86,9 @@ def queued_rows(
         last = np.r_[-1, np.maximum.accumulate(np.where(full, -1, number))[:-1]]
         out.called_ns[rows] = np.where(last >= 0, enter[last], NEVER)
         out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
-        turn[rows] = np.where(last >= 0, number - last, 0)
+        # One that began when all others were done may have been called by who had waited for them.
+        waited = np.maximum.accumulate(np.where(full & (_open_before(enter, idle) == 0), number, -1))
+        turn[rows] = np.where((last >= 0) & (waited < last), number - last, 0)
         goes_on = np.r_[False, enter[1:] < done[rows][:-1]] & ~full & (last == number - 1)
         gap[rows[goes_on]] = np.diff(enter, prepend=0)[goes_on]
     _leads(out, entries, lane, turn, gap)
@@ -121,7 +123,7 @@ def _leads(
         if len(apart) < FEWEST:
             continue
         margin = float(np.percentile(apart, 95))
-        known = np.flatnonzero((lane == each) & queued.rows & (queued.called_ns != NEVER))
+        known = np.flatnonzero((lane == each) & queued.rows & (turn > 0))
         for collective in np.unique(entries.collective[known]).tolist():
             rows = known[entries.collective[known] == collective]
             for row in rows:

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 FORWARD, BACKWARD = 0, 1
 QUEUED: Final = 8
 """Inputs that lie before a stage, at most: its predecessor runs so far ahead."""
+AHEAD: Final = 2
+"""Inputs that the last stage has at its first answer in 1F1B, at most."""
 Schedule = Literal["gpipe", "1f1b", "forward"]
 
 
@@ -262,7 +264,8 @@ def _flushes(forward: _Edge | None, backward: _Edge | None) -> NDArray[np.int64]
 
 
 def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:
-    """By how many microbatches have reached the last stage before it first answers in a step."""
+    """By how many microbatches have reached the last stage before it first answers in a step: all in GPipe,
+    two in 1F1B, where the stage before it runs one ahead."""
     if forward is None or backward is None:
         return "forward"
     waiting, whole = [], []
@@ -275,7 +278,7 @@ def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:
         return None
     if np.median(waiting) >= np.median(whole):
         return "gpipe"
-    return "1f1b" if np.median(waiting) < np.median(whole) / 2 else None
+    return "1f1b" if np.median(waiting) <= max(AHEAD, (np.median(whole) - 1) // 2) else None
 
 
 def _held(book: _Edge, since: NDArray[np.int64]) -> NDArray[np.bool_]:
