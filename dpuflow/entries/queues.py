@@ -69,9 +69,13 @@ def queued_rows(
     done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)
     pieces = _calls(entries, lane)
     workers = np.ones(int(lane.max(initial=0)) + 1, np.int64)
+    kinds: dict[tuple[object, ...], int] = {}
+    kind = np.array([kinds.setdefault((i.op, i.size), len(kinds)) for i in instances])[entries.collective]
+    ahead = np.zeros(len(kinds), bool)  # kinds of calls that were ever made while another was open
     for rows in pieces:
-        busy = _open_before(entries.enter_ns[rows], done[rows]).max() + 1
-        workers[lane[rows[0]]] = max(int(workers[lane[rows[0]]]), int(busy))
+        busy = _open_before(entries.enter_ns[rows], done[rows])
+        ahead[kind[rows[busy > 0]]] = True
+        workers[lane[rows[0]]] = max(int(workers[lane[rows[0]]]), int(busy.max()) + 1)
     turn = np.zeros(total, np.int64)  # how many calls ago the last one was that did not queue
     gap = np.full(total, NEVER, np.int64)  # from call to call, where neither queued and the first went on
     slack = np.nan_to_num(np.fmax(FAR_BEYOND * law.slow_ns, law.worst_ns), nan=0.0)
@@ -87,7 +91,8 @@ def queued_rows(
         out.called_ns[rows] = np.where(last >= 0, enter[last], NEVER)
         out.called[rows] = np.where(last >= 0, entries.act[rows[last]], NONE32)
         # One that began when all others were done may have been called by who had waited for them.
-        waited = np.maximum.accumulate(np.where(full & (_open_before(enter, idle) == 0), number, -1))
+        alone = full & ~ahead[kind[rows]] & (_open_before(enter, idle) == 0)
+        waited = np.maximum.accumulate(np.where(alone, number, -1))
         turn[rows] = np.where((last >= 0) & (waited < last), number - last, 0)
         goes_on = np.r_[False, enter[1:] < done[rows][:-1]] & ~full & (last == number - 1)
         gap[rows[goes_on]] = np.diff(enter, prepend=0)[goes_on]
