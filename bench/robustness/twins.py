@@ -64,7 +64,7 @@ def step_of(before: Captures, after: Captures) -> Step | None:
     was = {capture.name: capture for capture in before}
     for capture in after:
         stamps, old = capture.records.stamp_ns, was[capture.name].records.stamp_ns
-        if len(stamps) == len(old) and stamps[0] == old[0] and abs(int(stamps[-1] - old[-1])) >= MS:
+        if len(stamps) == len(old) > 0 and stamps[0] == old[0] and abs(int(stamps[-1] - old[-1])) >= MS:
             first = int(np.argmax(stamps != old))
             return Step(capture.vantage, int(old[first]), int(stamps[first] - old[first]))
     return None

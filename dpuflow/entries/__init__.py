@@ -26,7 +26,7 @@ from dpuflow.entries.relative import (
     relate,
     short_of_ranks,
 )
-from dpuflow.entries.rows import BEYOND, RULES, Entries, Rule
+from dpuflow.entries.rows import BEYOND, ONE_SIDED, RULES, Entries, Rule
 
 __all__ = [
     "AT_LEAST",
@@ -34,6 +34,7 @@ __all__ = [
     "BEYOND",
     "BOUNDS",
     "EXACT",
+    "ONE_SIDED",
     "RULES",
     "UNOBSERVABLE",
     "Bounded",

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile, percentiles
-from dpuflow.entries.rows import BEYOND, FEWEST, QUICK, SLOW, Rule
+from dpuflow.entries.rows import BEYOND, FEWEST, ONE_SIDED, QUICK, SLOW, Rule
 from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 _LEVELS = (QUICK, 50, 90, SLOW)
+LIKELIER = 100
+"""By this ratio of likelihoods a heavier tail than the exponential one is taken for real."""
 PAIRED = 1000
 """Of more values than these only so many quantiles are compared with each other."""
-ONE_SIDED = 1.645
-"""Standard deviations below which 95 % of a normal distribution lie."""
 
 
 class Law(NamedTuple):
@@ -54,7 +54,8 @@ class Tail:
     """Which share of values lies how far out: as counted, and far out by peaks over a threshold.
 
     Beyond a high one excesses of a distribution without a heavier tail than the exponential one become
-    exponential (Pickands, 1975), so their mean tells how far it reaches.
+    exponential (Pickands, 1975), so their mean tells how far it reaches. Those of a heavier one follow a
+    power of the length (Hill, 1975), which counts for the share far out where it is LIKELIER.
     """
 
     def __init__(self, values: Ints | Floats) -> None:
@@ -62,6 +63,10 @@ class Tail:
         self.high = percentile(self.ordered, SLOW)
         beyond = self.ordered[self.ordered > self.high]
         self.excess = float((beyond - self.high).mean()) if len(beyond) else 0.0
+        logs = np.log(beyond / self.high) if self.high > 0 else beyond[:0]
+        power = float(logs.mean()) if len(logs) else 0.0
+        gain = np.log(self.excess / power / self.high) - power if power else 0.0
+        self.power = power if len(logs) * gain > np.log(LIKELIER) else 0.0
 
     @property
     def worst(self) -> float:
@@ -73,8 +78,10 @@ class Tail:
         counted = 1 - np.searchsorted(self.ordered, least_ns, "right") / len(self.ordered)
         share = counted
         if self.excess:
-            far = (1 - SLOW / 100) * np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
-            share = np.where(least_ns > self.high, far, counted)
+            far = np.exp(np.minimum(self.high - least_ns, 0) / self.excess)
+            if self.power:
+                far = np.maximum(least_ns / self.high, 1) ** (-1 / self.power)
+            share = np.where(least_ns > self.high, (1 - SLOW / 100) * far, counted)
         if not surely:
             return share
         some = ONE_SIDED**2 / len(self.ordered)  # the lower end of Wilson's interval (1927)

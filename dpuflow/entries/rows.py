@@ -35,6 +35,8 @@ QUICK: Final = 5.0
 its slot or its credit, or nothing is said of it."""
 BEYOND: Final = 0.001
 """Share of hand-overs that may take longer than a bound allows for."""
+ONE_SIDED: Final = 1.645
+"""One end of an interval that 95 % of a normal distribution keep to, in standard deviations."""
 EXPLAINED: Final = 0.9
 """A schedule that a tenth of the messages contradict is not what ran."""
 

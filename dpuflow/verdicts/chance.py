@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import percentile
-from dpuflow.entries import BEYOND
+from dpuflow.entries import BEYOND, ONE_SIDED
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -205,7 +205,8 @@ def _beyond(total: float, ranks: NDArray[np.int64]) -> float:
 
 OCCASIONS: Final = (2, 20)
 """So often a host may stall before a collective, at the least and at the most: as it takes up the last input
-and hands on the first message; and its work lets it be interrupted again and again."""
+and hands on the first message; and its work lets it be interrupted again and again. Long ones come no more
+often than shorter ones allow (``_occasions``)."""
 
 
 class Incidents(NamedTuple):
@@ -219,6 +220,8 @@ def incidents_of(
     units: Mapping[int, NDArray[np.int64]],
     amounts_ns: Mapping[int, NDArray[np.int64]],
     stalls: Tail | None,
+    *,
+    staged: bool = False,
 ) -> dict[int, Incidents]:
     """What of each rank's amounts, by its acts, neither chance nor its host's stalls explain.
 
@@ -226,8 +229,9 @@ def incidents_of(
     others count, rank by rank or all together, from a length on, if the chance that hosts stall so often, so
     long, is below ``BEYOND``: as often as hand-overs show (``stalls``). Where the capture shows none, all is
     open. ``amounts_ns`` is 0 within the noise; each is what a rank was late by once, in the unit that
-    ``units`` tells. A step of many collectives holds several stalls, and their sum
-    is none of them.
+    ``units`` tells. A step of many collectives holds several stalls, and their sum is none of them.
+    ``staged``: some are acts of pipeline stages, which work and wait in ways of their own: shorter incidents
+    of these do not bound how often hosts stall.
     """
     nothing = np.zeros(0, np.int64)
     rank = np.repeat(list(units), [len(each) for each in units.values()]).astype(np.int64)
@@ -242,8 +246,8 @@ def incidents_of(
         least = [0.0, 0.0 if each in apart else np.inf]
         if stalls is not None and each not in apart:
             least = [
-                min(_least_ns(some, times, stalls, surely=few) for some in (mine, others))
-                for times, few in zip(OCCASIONS, (True, False), strict=True)
+                min(_least_ns(some, stalls, seen) for some in (mine, others))
+                for seen in (None, amount[:0] if staged else others)
             ]
         found[each] = Incidents(*(np.where(mine >= ns, mine, 0) for ns in least))
     return found
@@ -285,16 +289,34 @@ def _dealt(unit: NDArray[np.int64], mine: NDArray[np.bool_], amount_ns: NDArray[
     return float(np.exp(min(np.log(m).sum() - t * total for m, t in zip(mean, TILTS, strict=True))))
 
 
-def _least_ns(amount_ns: NDArray[np.int64], occasions: float, stalls: Tail, *, surely: bool) -> float:
+def _least_ns(amount_ns: NDArray[np.int64], stalls: Tail, others_ns: NDArray[np.int64] | None) -> float:
     """From which of these amounts on there are more of them than stalls make in as many acts.
 
-    ``surely``: than they make at the least, as few of them are seen.
+    At the least, as few of them are seen; or, given the amounts of all ranks (``others_ns``), at the most.
     """
     amounts, total = np.sort(amount_ns[amount_ns > 0]), len(amount_ns)
-    once = stalls.share_beyond(amounts, surely=surely)
-    chance = _chance(len(amounts) - np.arange(len(amounts)), total, 1 - (1 - once) ** occasions)
+    once = stalls.share_beyond(amounts, surely=others_ns is None)
+    times = OCCASIONS[0] if others_ns is None else _occasions(others_ns, stalls, amounts)
+    chance = _chance(len(amounts) - np.arange(len(amounts)), total, 1 - (1 - once) ** times)
     sure = np.flatnonzero(chance < BEYOND)
     return float(amounts[sure[0]]) if len(sure) else float("inf")
+
+
+def _occasions(
+    amount_ns: NDArray[np.int64], stalls: Tail, least_ns: NDArray[np.int64]
+) -> NDArray[np.float64]:
+    """How often hosts stall before a collective for each of ``least_ns`` (ascending) or longer, at the most.
+
+    Stalls of shorter lengths would show as often: whatever made the incidents of all ranks (``amount_ns``, 0
+    within the noise), from no length on are there more stalls than these (95 %, Wilson 1927).
+    """
+    amounts, some = np.sort(amount_ns[amount_ns > 0]), ONE_SIDED**2 / max(len(amount_ns), 1)
+    share = (len(amounts) - np.arange(len(amounts))) / max(len(amount_ns), 1)
+    upper = (share + some / 2 + np.sqrt(some * (share * (1 - share) + some / 4))) / (1 + some)
+    once = np.clip(stalls.share_beyond(amounts, surely=True), 1e-12, 1 - 1e-12)
+    most = np.log1p(-np.minimum(upper, 1 - 1e-12)) / np.log1p(-once)
+    lowest = np.minimum.accumulate(np.r_[float(OCCASIONS[1]), most])
+    return lowest[np.searchsorted(amounts, least_ns, "left")]
 
 
 def _chance(least: NDArray[np.int64], total: int, share: NDArray[np.float64]) -> NDArray[np.float64]:

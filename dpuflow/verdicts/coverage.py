@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes
-from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, ONE_SIDED, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
 from dpuflow.verdicts.excess import INTERVAL_IN_SIGMAS
@@ -43,8 +43,6 @@ if TYPE_CHECKING:
 
 HALF: Final = 0.5
 """Share of a rank's times that must be told for a verdict: fewer may be chosen by the lateness itself."""
-ONE_SIDED: Final = 1.645
-"""One end of an interval that 95 % of a normal distribution keep to, in standard deviations."""
 FIFTH_ERROR: Final = 2.35
 """Half of the one-sided 95 % interval of a normal sample's fifth percentile, times the root of its size, in
 standard deviations: late as a rule is who works longer than its peers four times of five."""

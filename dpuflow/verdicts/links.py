@@ -25,7 +25,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import classes
 from dpuflow.arrays.stretches import covered_ns
-from dpuflow.entries import places_of, previous_row
+from dpuflow.entries import ONE_SIDED, places_of, previous_row
 from dpuflow.schema.rows import NEVER, Wire
 from dpuflow.verdicts.chance import is_material
 
@@ -42,8 +42,6 @@ SLOW_FACTOR = 3.0
 """A link whose messages usually take this many times as long as their like is slow."""
 FEWEST = 8
 """Messages it takes to speak of a link's pace."""
-ONE_SIDED = 1.645
-"""Standard deviations below which 95 % of a normal distribution lie."""
 MATHIS = 1.22
 """TCP's rate at a loss rate p: this many segments a round trip over the root of p (Mathis et al., 1997)."""
 

@@ -94,7 +94,8 @@ def without_chance(
     for e, u in units.items():
         lengths = np.diff(np.r_[starts[e], len(u.rows)])
         amount[e] = np.where(np.repeat(u.amount_ns > 0, lengths), own.amount_ns[u.rows], 0)
-    found = incidents_of({e: of[u.rows] for e, u in units.items()}, amount, stalls)
+    turns = {e: of[u.rows] for e, u in units.items()}
+    found = incidents_of(turns, amount, stalls, staged=bool(own.staged.any()))
     out = {}
     for e, u in units.items():
         left, sure = (np.add.reduceat(ns, starts[e]) if len(ns) else ns for ns in found[e])
