@@ -45,7 +45,16 @@ if TYPE_CHECKING:
     from dpuflow.identity.rankmap import Place
     from dpuflow.islands.analyse import Read
     from dpuflow.matching import Instance
-    from dpuflow.results.tokens import Algorithm, Bound, Cause, OpToken, Protocol, Steadiness, Verdict
+    from dpuflow.results.tokens import (
+        Algorithm,
+        Bound,
+        Cause,
+        OpToken,
+        Protocol,
+        Steadiness,
+        Unjudged,
+        Verdict,
+    )
     from dpuflow.schema.tables import CaptureTables, Joined
     from dpuflow.verdicts import Inferred
     from dpuflow.verdicts.accounts import Account as Found
@@ -311,6 +320,7 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, a
         node=j.endpoint if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
         confidence=j.confidence,
         address=address,
+        unjudged=cast("Unjudged | None", j.unjudged if j.verdict == "unknown" else None),
     )
 
 

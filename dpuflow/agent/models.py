@@ -16,7 +16,7 @@ from dpuflow.agent.board import Health
 from dpuflow.agent.tally import group_name
 from dpuflow.results import Collective, Endpoint, Finding, Pipeline, Steps, Told, Transfer, WhatIf
 from dpuflow.results.figures import NetworkCost
-from dpuflow.results.tokens import Algorithm, Cause, OpToken, Steadiness, Verdict
+from dpuflow.results.tokens import Algorithm, Cause, OpToken, Steadiness, Unjudged, Verdict
 from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
@@ -101,6 +101,7 @@ class LatenessRow:
     confidence: float | None
     address: str | None
     together: list[int]
+    unjudged: Unjudged | None
     judged_ns: int
 
 
@@ -333,6 +334,7 @@ def lateness_row(state: LatenessState, endpoints: Endpoints) -> LatenessRow:
         confidence=state.confidence,
         address=state.address,
         together=[endpoints.id(address) for address in state.together],
+        unjudged=state.unjudged,
         judged_ns=state.judged_ns,
     )
 

@@ -18,7 +18,7 @@ from dpuflow.results import Told
 if TYPE_CHECKING:
     from dpuflow.agent.board import Window
     from dpuflow.results import Collective, Lateness
-    from dpuflow.results.tokens import Cause, Steadiness, Verdict
+    from dpuflow.results.tokens import Cause, Steadiness, Unjudged, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +63,7 @@ class LatenessState:
     late_bound: Literal["exact", "at_least"] | None
     confidence: float | None
     together: tuple[str, ...]
+    unjudged: Unjudged | None
     judged_ns: int  # end of the window that the verdict is from
 
 
@@ -228,6 +229,7 @@ class Rolled:
                     late_bound=judged.late_bound if judged else None,
                     confidence=judged.confidence if judged else None,
                     together=state.together,
+                    unjudged=judged.unjudged if judged else None,
                     judged_ns=state.judged_ns,
                 )
             )

@@ -121,7 +121,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
     beyond = f" (more than {duration(limit)} a step would show)" if limit else ""
     if blind and len(blind) == len(result.lateness):
-        return f"COULD NOT BE JUDGED: {_why_blind(result, blind)}.{_add_captures(result)}", "warn"
+        return f"COULD NOT BE JUDGED: {_why_blind(result, blind, names)}.{_add_captures(result)}", "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
@@ -139,7 +139,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             ), "warn"
         return (
             f"NOBODY SEEN LATE by its own doing{beyond}, but {who} could not be judged:"
-            f" {_why_blind(result, blind)}.{waited}{_add_captures(result)}"
+            f" {_why_blind(result, blind, names)}.{waited}{_add_captures(result)}"
         ), "warn"
     hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
     if hidden >= CRITICAL_SHARE:
@@ -180,8 +180,16 @@ def _incidents(result: Analysis, of_all: Sequence[int] = ()) -> dict[int, str]:
     return told
 
 
-def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
-    """Why nothing is said of these ranks: most of their times are not told, or too much would be hidden."""
+def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
+    """Why nothing is said of these ranks: incidents that may be chance, most of their times are not told, or
+    too much would be hidden."""
+    ends = {row.endpoint for row in blind}
+    rare = sum(row.unjudged == "incidents" for row in blind)
+    once = {end: each for end, each in _incidents(result).items() if end in ends}
+    if 2 * rare > len(blind) and once:
+        often = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
+        often += [f"{len(once) - len(often)} more"] if len(once) > len(often) else []
+        return f"late at times, which stalls of their hosts may explain: {listed(often)}"
     hidden = [row.detectable_ns for row in blind if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):
         step = [steps.step_ns for steps in result.steps]
@@ -190,10 +198,12 @@ def _why_blind(result: Analysis, blind: list[Lateness]) -> str:
     whose = "its" if len(blind) == 1 else "their"
     told = sum(row.told.exact + row.told.bounded for row in blind)
     total = told + sum(row.told.untold for row in blind)
+    tied = any(each.op != "send_recv" for each in result.collectives)
+    if tied and ends <= {stage for each in result.pipelines for stage in each.stages}:
+        return "stages of a pipeline may differ by design, and too few are alike to tell"
     if 2 * told >= total > 0:
         return f"too few of {whose} entry times are known closely enough"
     cut = sum(not each.complete for each in result.collectives if each.op != "send_recv")
-    ends = {row.endpoint for row in blind}
     mine = [c for c in result.collectives if any(entry.endpoint in ends for entry in c.ranks)]
     if all(each.op == "send_recv" for each in mine):
         return f"{whose} messages are sends and receives, which do not show who was late"

@@ -124,6 +124,7 @@ MEANINGS: Final[dict[str, dict[str, str]]] = {
         "late_most_ns": "how late where it was late: most",
         "late_bound": "whether late_ns is exact or a lower bound",
         "together": "endpoints of its node that were late in the same operations by as much",
+        "unjudged": "why its verdict is unknown; null where it is not",
         "address": "address of the endpoint",
     },
     "edges": {

@@ -31,6 +31,7 @@ from dpuflow.results.tokens import (
     Protocol,
     Severity,
     Steadiness,
+    Unjudged,
     Verdict,
 )
 
@@ -167,6 +168,9 @@ class Lateness:
     where none would. ``confidence``: how often verdicts that rest on as much as this one are right; None
     where nothing is claimed. ``together``: endpoints of its node, itself among them, that were late in the
     same operations by as much, so that one of them may have kept the others; empty where it was alone.
+    ``unjudged``: why its verdict is unknown; else None. It came late at times, which is neither a habit nor
+    nothing (incidents); lateness that matters would be hidden; its times are not_told; or ranks without a
+    capture may have kept it (unseen).
     """
 
     endpoint: int
@@ -193,6 +197,7 @@ class Lateness:
     confidence: float | None = None
     address: str | None = None  # the endpoint's, or the node's first
     together: list[int] = field(default_factory=list)
+    unjudged: Unjudged | None = None
 
 
 @dataclass(slots=True)

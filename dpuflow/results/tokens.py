@@ -40,6 +40,7 @@ Protocol = Literal["simple", "ll", "ll128"]
 Bound = Literal["exact", "at_most", "at_least", "unobservable"]
 Cause = Literal["compute", "receiver", "network", "host", "none", "unknown"]
 Verdict = Literal["on_time", "late", "intermittent", "unknown"]
+Unjudged = Literal["incidents", "hidden", "not_told", "unseen"]
 Steadiness = Literal["persistent", "rotating", "transient"]
 Severity = Literal["info", "warning", "critical"]
 CONDITIONS: Final = tuple(TABLE)

@@ -191,7 +191,8 @@ def doubt_untold(
         seen = told.get(each.endpoint)
         each = replace(each, detectable_ns=seen.detectable_ns if seen else None)
         sure = seen is not None and (_mostly_told(each, seen, evidence) if each.late else seen.clears)
-        out.append(each if sure else each.unknown())
+        hidden = seen is not None and seen.detectable_ns is not None and not each.late
+        out.append(each if sure else each.unknown("hidden" if hidden else "not_told"))
     return out
 
 
@@ -246,7 +247,7 @@ def with_confidence(
             cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
             sure = _clear(told.get(each.endpoint), cost)
             if sure <= MOST * CLEARED:
-                each, sure = each.unknown(), None
+                each, sure = each.unknown("incidents" if cost > CLEARED else "hidden"), None
         elif each.late and each.cause != "unknown":
             late = rows[own.amount_ns[rows] > 0]
             late = late if len(late) else np.array(sorted(each.usual_ns), np.int64)

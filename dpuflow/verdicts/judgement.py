@@ -99,17 +99,24 @@ class Judgement:
     amount: Amount = field(default_factory=Amount)
     # How often verdicts that rest on as much are right (``coverage``); None: nothing is claimed.
     confidence: float | None = None
+    # Why it is not judged (``unknown``).
+    unjudged: str | None = None
 
     @property
     def late(self) -> bool:
         """Whether it is said to be late, always or now and then."""
         return self.verdict in LATE
 
-    def unknown(self) -> Judgement:
-        """The same where what was seen carries no verdict."""
+    def unknown(self, why: str) -> Judgement:
+        """The same where what was seen carries no verdict: it had "incidents", no habit and not nothing, its
+        times are "not_told", lateness that matters is "hidden", or "unseen" ranks may have kept it.
+
+        The first reason stands.
+        """
         return replace(
-            self, verdict="unknown", cause=CAUSES[UNKNOWN], steadiness=None, since_ns=None, usual_ns={}
-        )
+            self, verdict="unknown", cause=CAUSES[UNKNOWN], steadiness=None, since_ns=None, usual_ns={},
+            unjudged=self.unjudged or why,
+        )  # fmt: skip
 
 
 def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
@@ -196,12 +203,14 @@ def _judge_one(
 ) -> Judgement:
     """The judgement of one endpoint, by its ``acts`` and, of these, ``rows`` that tell how late it was."""
     if not len(acts):
-        return Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
+        nothing = Judgement(endpoint, 0, 0.0, 0.0, 0, 0, 0, "unknown", "unknown", None, None)
+        return nothing.unknown("not_told")
     relative, charges, causes, own = evidence.relative, evidence.charges, evidence.causes, evidence.own
     # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
     lateness, late = relative.lateness_ns[rows], charges.late[rows] | (own.amount_ns[rows] > 0)
     said = _persistence_of(endpoint, acts, units, evidence, world)
-    if not len(units.rows) and late.any():  # it comes late, and nothing shows how long it worked
+    unproved = not len(units.rows) and bool(late.any())  # it comes late, nothing shows how long it worked
+    if unproved:
         said = said._replace(verdict="unknown")
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
     told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
@@ -222,6 +231,7 @@ def _judge_one(
         amount=amount_of(
             lateness[late], relative.bound[rows[late]] == AT_LEAST, relative.error_ns[rows[late]]
         ),
+        unjudged=("not_told" if unproved else "incidents") if said.verdict == "unknown" else None,
     )
 
 
@@ -279,7 +289,7 @@ def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: froze
     out = []
     for each in judgements:
         if each.late and (each.endpoint in elsewhere or (each.endpoint in far and blamed)):
-            each = each.unknown()
+            each = each.unknown("unseen")
         elif each.late and each.endpoint in far and each.cause in _OWN:
             each = replace(each, cause=CAUSES[UNKNOWN])
         out.append(each)
