@@ -273,6 +273,31 @@ def test_ranks_that_only_send_to_each_other_belong_to_no_collective() -> None:
     )
 
 
+def test_stages_that_are_compared_with_too_few_are_told_so() -> None:
+    result = nobody_late()
+    for row in result.lateness:
+        row.verdict, row.unjudged = "unknown", "not_told"
+    result.pipelines = [Pipeline([0, 1, 2, 3], None, 4, [5, 5, 5, 5], [None] * 4, [None] * 4, [])]
+    assert next(text_lines(result)).startswith(
+        "COULD NOT BE JUDGED: stages of a pipeline may differ by design"
+    )
+
+
+def test_incidents_are_why_nobody_is_judged() -> None:
+    """They would show, and do: nothing is hidden. What may explain them, and the worst of them."""
+    result = nobody_late()
+    for row in result.lateness:
+        row.verdict, row.unjudged, row.detectable_ns = "unknown", "incidents", 50_000
+    for each in result.collectives[:4]:
+        late = each.ranks[1]
+        late.bound, late.cause, late.lateness_ns = "exact", "compute", 2_000_000
+    first = next(text_lines(result))
+    assert first.startswith(
+        "COULD NOT BE JUDGED: late at times, which stalls of their hosts may explain: rank 1 "
+    )
+    assert "rank 1 4 times (up to" in first
+
+
 def test_a_network_fault_is_in_the_first_lines() -> None:
     result = nobody_late()
     result.findings = late_now_and_then().findings[-1:]
