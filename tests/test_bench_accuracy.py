@@ -130,6 +130,7 @@ def test_bounds_on_a_slow_link_hold(number: int) -> None:
             ),
         ),
         39,  # a tree's inner ranks show themselves only when they are late
+        8512,  # NCCL's sockets, in turn: no hand-over is seen, and none of its hosts stalls a GPU
     ],
 )
 def test_causes_and_verdicts_that_were_wrong(number: int) -> None:

@@ -171,8 +171,8 @@ def _ends_with_last(instance: Instance) -> bool:
 def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: Ints) -> Tail | None:
     """By how much hand-overs of all hosts were seen to exceed the usual in mid-operation; None of too few.
 
-    Over RoCE NCCL's proxy thread spins, and GPUs work whatever it does: where none of its hand-overs is seen
-    they have no stalls. A kernel that sends for it may; of puts no packet says whether a GPU posted them.
+    NCCL's proxy thread spins, over RoCE and sockets, and GPUs work whatever it does: where none of its
+    hand-overs is seen they have no stalls. Of puts no packet says whether a GPU posted them.
     From an operation's last input to the next one's first entry only what ends its connection's part counts
     (rings, all_to_alls): elsewhere the rank had more to do. ``of_row``: the group of each row.
     """
@@ -186,4 +186,4 @@ def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_
     if len(longer) >= FEWEST:
         return Tail(longer - np.median(longer))
     wires = {int(exchanges["wire"][i.rows[0]]) for i in instances if len(i.rows)}
-    return Tail(np.zeros(1)) if wires <= {Wire.ROCE_WRITE_IMM} else None
+    return Tail(np.zeros(1)) if wires <= {Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA} else None
