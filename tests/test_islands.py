@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 import dpuflow
 from dpuflow.analysis import analyze_tables, read_captures
+from dpuflow.islands.analyse import Read, _shift
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.text import text_lines
-from dpuflow.schema.rows import NEVER
+from dpuflow.schema.rows import NEVER, Op
 from dpuflow.schema.tables import CaptureTables
 from dpuflow.scoring.score import Score, score_case
 from dpuflow.scoring.truth import read_case
@@ -145,3 +148,32 @@ def test_no_time_is_taken_across_clocks_that_nothing_ties(shared: Path) -> None:
     assert told[0] == told[1]
     assert "into the capture" not in told[0]
     assert "of the job's time (16 endpoints x 167 ms)" in " ".join(told[0].split())
+
+
+def operations(at_ns: np.ndarray[tuple[int], np.dtype[np.int64]]) -> Read:
+    """An island with one all_reduce by a tree at each of these times."""
+    tree = SimpleNamespace(name="tree")
+    instances = [
+        SimpleNamespace(op=Op.ALL_REDUCE, algorithm=tree, size=4096, rows=np.array([k]))
+        for k in range(len(at_ns))
+    ]
+    exchanges = np.array([(at,) for at in at_ns.tolist()], [("data_ns", "i8")])
+    return cast("Read", SimpleNamespace(instances=instances, exchanges=exchanges))
+
+
+def test_operations_that_are_alike_are_told_by_the_times_between_them() -> None:
+    """NICs whose captures begin and end apart, each by a clock of its own."""
+    rng = np.random.default_rng(3)
+    at = np.cumsum(rng.integers(1_000_000, 9_000_000, 40))
+    here, even = operations(at), np.arange(40) * 3_000_000
+
+    def there(first: int, last: int) -> Read:
+        return operations(at[first:last] + rng.integers(0, 2_000, last - first) - 77_000_000_000)
+
+    assert [_shift(here, there(*part)) for part in ((0, 40), (3, 40), (0, 37), (2, 36))] == [0, 3, 0, 2]
+    assert _shift(there(5, 40), operations(at[:38])) == -5
+    assert _shift(operations(at[:36]), there(4, 40)) == 4  # as many on both, and not the same
+    # Where one step is as long as any other nothing tells: as many are the same, fewer may be any.
+    assert _shift(operations(even), operations(even + 5)) == 0
+    assert _shift(operations(even), operations(even[:38] + 5)) is None
+    assert _shift(here, there(0, 20)) is None  # less than half of them: another job, perhaps

@@ -1,9 +1,10 @@
 """Islands of clocks whose nodes take part in the same operations, beside each other without a common clock.
 
 In: what was read on each island alone. Out: what is one operation on several islands. NICs of a node (rails)
-share no packets, so nothing ties their clocks; but they carry the same operations in the same order, and as
-many of them. That lays one island's times beside another's, roughly, by the median over all messages: near
-enough to read operations that go over all rails, never to compare times across islands.
+share no packets, so nothing ties their clocks; but they carry the same operations in the same order, and the
+times between these tell which are which where captures begin or end apart. That lays one island's times
+beside another's, roughly, by the median over all messages: near enough to read operations that go over all
+rails, never to compare times across islands.
 """
 
 from __future__ import annotations
@@ -33,6 +34,10 @@ EXPLAINED: Final = 0.9
 """What leaves more than a tenth of the messages over, or out of the order that it asks for, is no reading."""
 SAME_SIZE: Final = 1.1
 """Operations of two islands are in the same proportion throughout, up to roundings."""
+MOST_SHIFTED: Final = 64
+"""So many operations one NIC's captures may have begun later than another's, at most."""
+CLOSER: Final = 4
+"""Operations lie beside others than those in the same place where they lie so many times closer."""
 _FAR: Final = np.iinfo(np.int64).max
 _IN_NODES: Final = ("tree", "chain")
 
@@ -92,7 +97,7 @@ def _by_rails(whole: Read, nodes: Ints, read: Callable[[Joined], Read]) -> list[
         return [whole]
     found = [read(_rail(whole.joined, ends)) for ends in _talking(whole.joined)]
     fit = all(each.understood and _of_nodes(each, nodes) is not None for each in found)
-    alike = fit and all(_same(found[0], each) for each in found)
+    alike = fit and all(_shift(found[0], each) == 0 for each in found)
     return found if alike and len(found) > 1 else [whole]
 
 
@@ -291,19 +296,21 @@ def _tie(reads: Sequence[Read], nodes: Ints) -> None:
             alike = _alike(first, left, nodes, of_nodes)
             if not alike:
                 continue
-            parts = [first, *alike]
-            for each in parts:
-                each.ties = number + np.arange(len(each.instances))
+            parts = [(first, 0), *alike]
+            least = min(shift for _, shift in parts)
+            for each, shift in parts:
+                each.ties = number + shift - least + np.arange(len(each.instances))
                 _lay_beside(each, first)
             if not of_nodes and first.instances[0].view.near is None:  # each carries channels of its own
-                _add_up(parts)
-            number += len(first.instances)
-            left = [each for each in left if all(each is not other for other in alike)]
+                _add_up([each for each, _ in parts])
+            number = max(int(each.ties.max()) for each, _ in parts) + 1
+            left = [each for each in left if all(each is not other for other, _ in alike)]
             break
 
 
-def _alike(first: Read, others: Sequence[Read], nodes: Ints, of_nodes: bool) -> list[Read]:
-    """Islands with parts of the same operations as the first: NICs ``of_nodes``, or some of the ranks."""
+def _alike(first: Read, others: Sequence[Read], nodes: Ints, of_nodes: bool) -> list[tuple[Read, int]]:
+    """Islands with parts of the same operations as the first: NICs ``of_nodes``, or some of the ranks; and by
+    how many operations each began later."""
 
     def kind_of(each: Read) -> object:
         return _of_nodes(each, nodes) if of_nodes else _in_part(each)
@@ -315,13 +322,18 @@ def _alike(first: Read, others: Sequence[Read], nodes: Ints, of_nodes: bool) -> 
     if of_nodes and kin:  # each goes through these nodes' GPUs, whatever was lost of one's operations
         for each in (first, *kin):
             each.of_nodes = True
-    return [each for each in kin if _same(first, each)]
+    shifts = [(each, _shift(first, each)) for each in kin]
+    return [(each, shift) for each, shift in shifts if shift is not None]
 
 
 def _add_up(reads: Sequence[Read]) -> None:
     """Give parts of one operation the size that they have together."""
-    for parts in zip(*(each.instances for each in reads), strict=True):
-        sizes = [part.size for part in parts]
+    whole: dict[int, list[Instance]] = {}
+    for each in reads:
+        for tie, part in zip(each.ties.tolist(), each.instances, strict=True):
+            whole.setdefault(tie, []).append(part)
+    for parts in whole.values():
+        sizes = [part.size if len(parts) == len(reads) else None for part in parts]
         for part in parts:
             part.size = None if None in sizes else sum(size or 0 for size in sizes)
 
@@ -354,18 +366,56 @@ def _in_part(read: Read) -> int | None:
     return found.pop() if len(found) == 1 and part else None
 
 
-def _same(a: Read, b: Read) -> bool:
-    """Whether the operations of both are the same, in the same order and number."""
-    if len(a.instances) != len(b.instances):
-        return False
+def _same(a: Read, b: Read, shift: int = 0) -> bool:
+    """Whether the operations of both, as far as both go, are the same in the same order: those of the first
+    from its number ``shift`` on those of the second (negative: the other way round)."""
+    ones, others = a.instances[max(shift, 0) :], b.instances[max(-shift, 0) :]
     ratios = []
-    for one, two in zip(a.instances, b.instances, strict=True):
+    for one, two in zip(ones, others, strict=False):
         names = [None if i.algorithm is None else i.algorithm.name for i in (one, two)]
         if one.op != two.op or names[0] != names[1]:
             return False
         if one.size and two.size:
             ratios.append(one.size / two.size)
     return not ratios or max(ratios) <= SAME_SIZE * min(ratios)
+
+
+def _shift(a: Read, b: Read) -> int | None:
+    """How many operations later the second island's captures begin; None where they are not the same.
+
+    Where captures begin apart, operations that are all alike fit one beside the other: the times between them
+    tell, which vary from one to the next. As many of both are the same unless others lie far closer.
+    """
+    began = _began(a), _began(b)
+    least = max(len(began[0]), len(began[1])) // 2 + 1
+    spread = {
+        shift: _spread(began[0][max(shift, 0) :], began[1][max(-shift, 0) :])
+        for shift in range(max(least - len(began[1]), -MOST_SHIFTED), len(began[0]) - least + 1)
+        if shift <= MOST_SHIFTED and _same(a, b, shift)
+    }
+    if not spread:
+        return None
+    best = min(spread, key=lambda shift: (spread[shift], abs(shift)))
+    if 0 in spread and len(began[0]) == len(began[1]):
+        return best if CLOSER * spread[best] < spread[0] else 0
+    others = [far for shift, far in spread.items() if shift != best]
+    return best if not others or CLOSER * spread[best] < min(others) else None
+
+
+def _began(read: Read) -> Ints:
+    """When each operation's first message was sent; in the far future where none was seen."""
+    sent = np.where(read.exchanges["data_ns"] == NEVER, _FAR, read.exchanges["data_ns"])
+    return np.array([int(sent[i.rows].min()) for i in read.instances], np.int64)
+
+
+def _spread(a: Ints, b: Ints) -> float:
+    """How far two clocks' times of the same events are from lying at one distance, in the median."""
+    count = min(len(a), len(b))
+    seen = (a[:count] != _FAR) & (b[:count] != _FAR)
+    if not seen.any():
+        return 0.0
+    apart = (a[:count] - b[:count])[seen]
+    return float(np.median(np.abs(apart - np.median(apart - apart[0]) - apart[0])))
 
 
 def _lay_beside(read: Read, other: Read) -> None:
@@ -378,16 +428,8 @@ def _lay_beside(read: Read, other: Read) -> None:
         return
     from dpuflow.entries import build_entries
 
-    began = [
-        np.array(
-            [
-                int(np.where(d == NEVER, _FAR, d).min())
-                for i in each.instances
-                for d in [each.exchanges["data_ns"][i.rows]]
-            ]
-        )
-        for each in (other, read)
-    ]
+    _, here, there = np.intersect1d(other.ties, read.ties, return_indices=True)
+    began = _began(other)[here], _began(read)[there]
     seen = (began[0] != _FAR) & (began[1] != _FAR)
     if not seen.any():
         return
