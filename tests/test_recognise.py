@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, cast
 
+import numpy as np
 import pytest
 from collective_worlds import algorithm_of
 
+from dpuflow import matching
 from dpuflow.matching.recognise import EdgeBytes, matches, orders
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import schedule
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import NEVER, Op
+
+if TYPE_CHECKING:
+    from dpuflow.matching import Instance
+    from dpuflow.matching.model import Job
 
 IDS = [f"{a.op.token}-{a.name}-{i}" for i, a in enumerate(ALGORITHMS)]
 
@@ -102,3 +110,13 @@ def test_operations_that_look_alike() -> None:
 def test_no_bytes_is_a_barrier_and_nothing_else() -> None:
     edges = edges_of(algorithm_of(Op.BARRIER, "dissemination"), [0, 1, 2, 3, 4], 0)
     assert {m.algorithm.op for m in matches(edges, list(range(5)), Op.UNKNOWN)} == {Op.BARRIER}
+
+
+def test_what_began_after_a_capture_had_ended_is_not_whole() -> None:
+    """Of no known algorithm nothing shows that messages are missing."""
+    exchanges = np.array([(100,), (140,)], [("data_ns", "i8")])
+    instance = cast("Instance", SimpleNamespace(order=[0, 2], rows=np.array([0, 1])))
+    for until, cut in (([150, 90, 150], False), ([150, 150, 90], True), ([150, 150, NEVER], False)):
+        job = SimpleNamespace(exchanges=exchanges, until=np.array(until))
+        assert matching._ends_before(cast("Job", job), instance) is cut
+    assert not matching._ends_before(cast("Job", SimpleNamespace(until=None)), instance)

@@ -87,8 +87,19 @@ def build_collectives(job: Job) -> list[Instance]:
         for instance in instances:
             if _may_go_on(instance, job.but_one):
                 instance.view = replace(instance.view, near=job.but_one)
+    for instance in instances:
+        if instance.algorithm is None and instance.op != Op.SEND_RECV and _ends_before(job, instance):
+            instance.complete = False
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
+
+
+def _ends_before(job: Job, instance: Instance) -> bool:
+    """Whether the capture of one of its ranks had ended before: nobody knows what of it is missing then."""
+    if job.until is None:
+        return False
+    until, began = job.until[instance.order], job.exchanges["data_ns"][instance.rows].min()
+    return bool(((until != NEVER) & (until < began)).any())
 
 
 def _may_go_on(instance: Instance, own: Set[int]) -> bool:
