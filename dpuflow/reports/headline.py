@@ -5,13 +5,15 @@ In: an ``Analysis`` and who of it is late. Out: one line and its colour.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from statistics import median
 from typing import TYPE_CHECKING
 
 from dpuflow.findings.ranks import units_of
 from dpuflow.quantities import count, duration, listed, percent
 from dpuflow.reports.sampled import sampled_one_of
-from dpuflow.verdicts.chance import CRITICAL_SHARE, is_material
+from dpuflow.verdicts.chance import CRITICAL_SHARE, LATE_SHARE, is_material
+from dpuflow.verdicts.judgement import LATE
 from dpuflow.verdicts.pauses import worked_ns
 
 if TYPE_CHECKING:
@@ -215,16 +217,20 @@ def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
 
 
 def perhaps_late(result: Analysis) -> list[Lateness]:
-    """Endpoints that came last, or wait for one that did, at a cost: a habit, and 1 % of the time."""
+    """Endpoints that came last, or wait for one that did, at a cost: a habit, and 1 % of the time.
+
+    Where nobody is to blame so are those that were kept by one that is not judged, at a critical cost.
+    """
     import numpy as np
 
     end = max((c.end_ns for c in result.collectives), default=0)
     span = worked_ns(np.array([c.start_ns for c in result.collectives], np.int64), end)
-    cost = {row.endpoint: row.perhaps_last * (row.perhaps_ns or 0) for row in result.lateness}
+    rows = [_kept(result, row, span) for row in result.lateness]
+    cost = {row.endpoint: row.perhaps_last * (row.perhaps_ns or 0) for row in rows}
     found = [
         row
-        for row in result.lateness
-        if row.verdict not in ("late", "intermittent")
+        for row in rows
+        if row.verdict not in LATE
         and row.perhaps_last >= FEWEST_TIMES
         and is_material(cost[row.endpoint], span)
     ]
@@ -233,6 +239,18 @@ def perhaps_late(result: Analysis) -> list[Lateness]:
     return sorted(
         (row for row in found if 2 * cost[row.endpoint] >= most), key=lambda row: -cost[row.endpoint]
     )
+
+
+def _kept(result: Analysis, row: Lateness, span_ns: int) -> Lateness:
+    """The row with how often it was the last by what it was handed, where a rank that is not judged may have
+    done that: as a rule, at a critical cost, and mostly not of its own doing."""
+    others = [each.verdict for each in result.lateness if each.endpoint != row.endpoint]
+    times = round((row.last_share or 0.0) * row.collectives)
+    handed = 2 * (row.own_share or 0.0) < (row.late_share or 0.0) and (row.last_share or 0.0) >= LATE_SHARE
+    critical = times * (row.late_ns or 0) >= CRITICAL_SHARE * span_ns > 0
+    if row.perhaps_last or not (handed and critical and "unknown" in others) or {*LATE} & {*others}:
+        return row
+    return replace(row, perhaps_last=times, perhaps_ns=row.late_ns)
 
 
 def _partly(result: Analysis) -> bool:
