@@ -213,7 +213,7 @@ class _Program:
         size, op, run = self.size[number], self.op[number], 0
         while run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] == size:
             run += 1
-        tries = [1]
+        tries = [messages]
         if run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] < size:
             tries.append(run + 1)
         pauses = np.diff([self.start[row] for row in lane[:run]])
