@@ -16,7 +16,7 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Job, build_collectives
 from dpuflow.schedules.algorithms import Algorithm
 from dpuflow.schedules.trees import Send
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import Op, Wire
 from dpuflow.scoring.score import score_files
 
 ROOTED = [(Op.BROADCAST, "binomial"), (Op.REDUCE, "binomial"), (Op.GATHER, "linear"), (Op.SCATTER, "linear")]
@@ -83,9 +83,11 @@ def test_rounds_along_a_ring_are_dated_and_a_pipeline_is_not_one(n: int) -> None
         assert {(i.op, len(i.order), len(i.free_rows())) for i in found} == told
 
 
+@pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("n", [3, 4, 5])
-def test_uneven_all_to_alls_between_rings_of_odd_shares(n: int) -> None:
-    """An all_reduce whose buffer does not divide evenly is read among all_to_alls of any sizes."""
+def test_uneven_all_to_alls_between_rings_of_odd_shares(n: int, named: bool) -> None:
+    """An all_reduce whose buffer does not divide evenly is read among all_to_alls of any sizes, whether tags
+    name operations or were not captured."""
     world, free, draw = World("eager"), dict.fromkeys(range(n), 0), random.Random(n)
     linear, ring = algorithm_of(Op.ALL_TO_ALL, "linear"), algorithm_of(Op.ALL_REDUCE, "ring")
     for turn in range(60):
@@ -103,6 +105,8 @@ def test_uneven_all_to_alls_between_rings_of_odd_shares(n: int) -> None:
         step = turn % (2 * n - 2)
         block = (edge[0] - step) % n
         transfers["bytes"][row] = 4_000 + 4 * (block == 0)
+    if not named:
+        transfers["op"], transfers["wire"] = Op.UNKNOWN, Wire.TAGGED
     found = build_collectives(Job(build_exchanges(transfers), np.arange(n)))
     assert [i.op for i in found] == [Op.ALL_TO_ALL, Op.ALL_TO_ALL, Op.ALL_REDUCE] * 20
     assert all(i.complete and i.algorithm is not None for i in found)

@@ -3,7 +3,8 @@
 Blocking collectives leave a rank no choice: all that it sends in one comes before all that it sends in the
 next, and it goes on only when it has what the first one owes it. So the earliest message that is left belongs
 to the next collective of its sender, and what belongs to it there is what every rank sends next. That
-holds whatever operations, roots and sizes follow each other; a message that fits nowhere costs its operation.
+holds whatever operations, roots and sizes follow each other, and where no tag of theirs was captured; a
+message that fits nowhere costs its operation.
 
 Some operations Open MPI's tags do not name as they were called: its linear and non-overlapping all_reduce
 is a reduce and a broadcast, its linear all_gather a gather and a broadcast, its non-overlapping
@@ -22,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance
-from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, expected_edges, whole_size
+from dpuflow.matching.recognise import ELEMENT_BYTES, MOST_RANKS, VARIED, expected_edges, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import dependencies, edge_sizes, schedule
 from dpuflow.schedules.remembered import remembered
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 
 Edge = tuple[int, int]
 FAR = int(np.iinfo(np.int64).max)
+LOST = 512
+"""After so many messages of one kind in a row that fit nowhere no beginning is looked for among them."""
 
 
 class Reading(NamedTuple):
@@ -60,6 +63,12 @@ class Reading(NamedTuple):
 def read_processes(job: Job, rows: NDArray[np.int64], processes: Processes) -> list[Instance]:
     """The collectives among ``rows`` of ranks that share addresses; ``order`` of each are the ranks."""
     return _Program(job, rows, processes).run()
+
+
+def read_unnamed(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+    """The collectives among ``rows``, all messages of some ranks, that nobody names; none of many ranks."""
+    program = _Program(job, rows)
+    return program.run() if len(program.order) <= MOST_RANKS else []
 
 
 def in_program_order(job: Job, cut: Sequence[Instance]) -> Sequence[Instance]:
@@ -122,8 +131,12 @@ class _Program:
             count[instance.op] += len(instance.rows)
             told[instance.op] += len(instance.rows) * (instance.algorithm is not None)
         self.varied = VARIED & {op for op in count if told[op] < RARE * count[op]}
+        if count[Op.UNKNOWN] and len(self.order) > 2:
+            # Of what nobody names, what every rank has to do with every other may be parts of any size.
+            self.varied |= {Op.UNKNOWN}
         if self.varied:
             self.free, self.at, self.begin = begun
+            self.usual = {}
             found = self._read()
         return found
 
@@ -133,13 +146,13 @@ class _Program:
         for number in self.in_time:
             if not self.free[number]:
                 continue
-            readings = self._readings(number)
+            readings = self._readings(number) if len(stray) < LOST else ()
             if readings:
                 found += self._stray(stray)
                 found.append(self._instance(readings))
                 stray = []
                 self._take(readings[0].taken)
-                self._note(readings[0].algorithm)
+                self._note(Op(self.op[number]), readings[0].algorithm)
             else:
                 if stray and self.op[stray[-1]] != self.op[number]:
                     found += self._stray(stray)
@@ -153,8 +166,8 @@ class _Program:
         seen = None if self.processes is None else self.processes.apart
         return expected_edges(algorithm, range(len(self.order)), root, seen)
 
-    def _note(self, algorithm: Algorithm) -> None:
-        usual = self.usual.setdefault(int(algorithm.op), [])
+    def _note(self, op: Op, algorithm: Algorithm) -> None:
+        usual = self.usual.setdefault(int(op), [])
         if algorithm in usual:
             usual.remove(algorithm)
         usual.insert(0, algorithm)
@@ -167,12 +180,12 @@ class _Program:
         n, op, edge = len(self.order), Op(self.op[number]), (self.src[number], self.dst[number])
         usual = self.usual.get(int(op), [])
         doubtful: list[tuple[int, Reading]] = []
-        for sized in (True, False) if op in self.varied else (True,):
-            for known in (True, False):
+        for known in (True, False):
+            for sized in (True, False) if op in self.varied else (True,):
                 found = [
                     (self._against(reading), reading)
                     for algorithm, root in _candidates(op, n, edge)
-                    if (algorithm in usual) == known
+                    if (algorithm in usual) == known and (sized or algorithm.op in VARIED)
                     for reading in self._laid(algorithm, root, number, sized=sized)
                 ]
                 sure = [reading for against, reading in found if not against]
@@ -196,7 +209,7 @@ class _Program:
                 lane, at = self.lanes.get(edge, []), self.at.get(edge, 0)
                 rows[edge] = lane[at : at + len(shares) * cuts]
                 if len(rows[edge]) < len(shares) * cuts or any(
-                    self.op[row] != algorithm.op for row in rows[edge]
+                    self.op[row] != self.op[number] for row in rows[edge]
                 ):
                     break
             else:
@@ -298,10 +311,11 @@ class _Program:
         )
         size = None if best.size is None else whole_size(best.size, [self.size[row] for row in best.taken])
         root = best.root if best.algorithm.rooted else None
-        op = best.algorithm.op
+        ops = dict.fromkeys(r.algorithm.op for r in readings)
         return Instance(
-            self._sorted(best.taken), op, list(self.order), best.algorithm, list(names), root, size
-        )
+            self._sorted(best.taken), best.algorithm.op, list(self.order), best.algorithm, list(names), root,
+            size, alike=tuple(ops)[1:],
+        )  # fmt: skip
 
     def _stray(self, rows: Sequence[int]) -> list[Instance]:
         if not rows:
@@ -324,7 +338,7 @@ def _by_edge(op: Op, n: int) -> dict[Edge, list[tuple[Algorithm, int]]]:
     the schedules of many ranks do not stay in memory from one edge to the next."""
     found: dict[Edge, list[tuple[Algorithm, int]]] = {}
     for algorithm in ALGORITHMS:
-        if algorithm.op == op and algorithm.fits(n):
+        if op in (Op.UNKNOWN, algorithm.op) and algorithm.fits(n):
             for root in range(n) if algorithm.rooted else (0,):
                 for edge in edge_sizes(algorithm, n, root):
                     found.setdefault(edge, []).append((algorithm, root))
