@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -354,17 +355,31 @@ PARTS = {
 
 
 def composed(exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
-    """``instances`` of one communicator with pairs that are one operation put together."""
+    """``instances`` of one communicator with pairs that are one operation put together.
+
+    Between the parts of one the root has nothing else to do, and goes on at once unless it comes late: now
+    and then it takes but a fraction of what ranks take from one operation to the next. Where it never does it
+    may work there, or always come late: then each part has ``alike`` what they would be together.
+    """
     order = sorted(range(len(instances)), key=lambda i: int(instances[i].rows[0]))
     chain = [instances[i] for i in order]
     for (first, second), op in PARTS.items():
         heads = [k for k, instance in enumerate(chain) if instance.op == first]
         pairs = [k for k in heads if k + 1 < len(chain) and _fits(chain[k], chain[k + 1], second)]
-        at_once = sum(_goes_on(exchanges, chain[k], chain[k + 1]) for k in pairs)
-        if len(pairs) < max(TWICE, MOST * len(heads)) or 2 * at_once < len(pairs):
+        at_root = {k: _pauses(exchanges, chain[k], chain[k + 1]).get(chain[k].root_endpoint) for k in pairs}
+        if len(pairs) < max(TWICE, MOST * len(heads)) or _acts_between(exchanges, chain, at_root):
             continue
+        own = [until - since for since, until in filter(None, at_root.values())]
+        others = [
+            until - since
+            for k, then in pairwise(pairs)
+            for since, until in _pauses(exchanges, chain[k + 1], chain[then]).values()
+        ]
+        at_once = own and others and np.quantile(own, RARE) <= RARE * np.median(others)
         for k in reversed(pairs):
-            chain[k : k + 2] = [_joined(chain[k], chain[k + 1], op)]
+            a, b = chain[k : k + 2]
+            apart = [replace(a, alike=(*a.alike, op)), replace(b, alike=(*b.alike, op))]
+            chain[k : k + 2] = [_joined(a, b, op)] if at_once else apart
     return chain
 
 
@@ -372,41 +387,60 @@ def _fits(a: Instance, b: Instance, second: Op) -> bool:
     """Whether ``b`` takes from the root what ``a`` brought there."""
     if b.op != second or a.order != b.order or a.root is None or a.root != b.root:
         return False
-    if a.algorithm is None or b.algorithm is None or a.size is None or b.size is None or a.placement.ranks:
+    if a.algorithm is None or b.algorithm is None or a.size is None or b.size is None:
         return False
-    n = len(a.order)
+    n = a.rank_count
     return a.size * (n if a.op == Op.GATHER else 1) == b.size * (n if second == Op.SCATTER else 1)
 
 
-def _goes_on(exchanges: Rows, a: Instance, b: Instance) -> bool:
-    """Whether the root began ``b`` as soon as it had the last input of ``a``.
+def _pauses(exchanges: Rows, first: Instance, then: Instance) -> dict[int | None, tuple[int, int]]:
+    """Endpoints that heard something in ``first`` and said something in ``then``, with when the last of the
+    former had come, and when the first of the latter left."""
+    heard, said = exchanges[first.rows], exchanges[then.rows]
+    began = np.where(said["offer_ns"] != NEVER, said["offer_ns"], said["data_ns"])
+    pauses: dict[int | None, tuple[int, int]] = {}
+    for end in first.order:
+        since = int(heard["arrived_end_ns"][heard["dst"] == end].max(initial=NEVER))
+        sent = began[(said["src"] == end) & (began != NEVER)]
+        if len(sent) and since != NEVER:
+            pauses[end] = since, int(sent.min())
+    return pauses
 
-    A message's way is what a host's reaction is measured by: three times that is more than noise.
-    """
-    both = exchanges[np.concatenate([a.rows, b.rows])]
-    began = np.where(both["offer_ns"] != NEVER, both["offer_ns"], both["data_ns"])
-    there = both["arrived_end_ns"]
-    known = (began != NEVER) & (there != NEVER)
-    part = np.arange(len(both)) < len(a.rows)
-    root = a.order[a.root or 0]
-    heard, sent = there[part & known & (both["dst"] == root)], began[~part & known & (both["src"] == root)]
-    if not len(heard) or not len(sent):
-        return False
-    return bool(int(sent.min()) - int(heard.max()) <= 3 * float(np.median((there - began)[known])))
+
+def _acts_between(
+    exchanges: Rows, chain: Sequence[Instance], at_root: Mapping[int, tuple[int, int] | None]
+) -> bool:
+    """Whether roots send or get anything else between two parts, as a rule. ``at_root``: by place in
+    ``chain`` the time between an operation's parts."""
+    busy = 0
+    for root in {chain[k].root_endpoint for k in at_root}:
+        here = exchanges[(exchanges["src"] == root) | (exchanges["dst"] == root)]
+        times = np.sort(np.where(here["src"] == root, here["data_ns"], here["arrived_end_ns"]))
+        spans = [span for k, span in at_root.items() if span and chain[k].root_endpoint == root]
+        since, until = np.array(spans, np.int64).reshape(-1, 2).T
+        busy += int((np.searchsorted(times, until) > np.searchsorted(times, since, side="right")).sum())
+    return 2 * busy > len(at_root)
 
 
 def _joined(a: Instance, b: Instance, op: Op) -> Instance:
     assert a.algorithm is not None
     assert b.algorithm is not None
     algorithm = one_after_the_other(a.algorithm, b.algorithm, op)
+    rows, placement = np.concatenate([a.rows, b.rows]), a.placement
+    order = np.argsort(rows)
+    if a.placement.processes is not None and b.placement.processes is not None:
+        both = np.concatenate([a.placement.processes, b.placement.processes], axis=1)
+        placement = replace(placement, processes=both[:, order])
     return replace(
         a,
-        rows=np.sort(np.concatenate([a.rows, b.rows])),
+        rows=rows[order],
         op=op,
         algorithm=algorithm,
         alternatives=[],
         complete=a.complete and b.complete,
         confidence=min(a.confidence, b.confidence),
+        view=replace(a.view, blind=a.view.blind & b.view.blind),
+        placement=placement,
     )
 
 
