@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.matching.hypotheses import SAMPLE
-from dpuflow.matching.model import MOST
+from dpuflow.matching.model import MOST, TWICE
 from dpuflow.matching.streams import HOLE
 from dpuflow.schema.rows import NEVER
 
@@ -32,8 +32,6 @@ CHANCE = 0.5
 """What a hypothesis is worth that nothing speaks for or against."""
 CLEAR = 0.95
 """A hypothesis with this contrast and causality leaves nothing to improve."""
-CERTAIN = 3.3
-"""Standard deviations that chance exceeds less than once in a thousand times."""
 
 
 def _explained(run: Run) -> int:
@@ -45,12 +43,11 @@ def _explained(run: Run) -> int:
 class Scorer:
     """Judges hypotheses on streams from their front; counts of collectives say how far each holds."""
 
-    def __init__(self, columns: Columns, named: bool = True) -> None:
-        """``named``: the library names the operation, so that few hypotheses stand against each other."""
+    def __init__(self, columns: Columns) -> None:
         from dpuflow.kernels import hypotheses
 
         self.starts, self.arrivals = columns.starts, columns.arrivals
-        self._kernels, self._named = hypotheses, named
+        self._kernels = hypotheses
         self._known: dict[tuple[str, Hypothesis, int], tuple[float, float]] = {}
         self._version = -1
 
@@ -115,9 +112,9 @@ class Scorer:
                 whole.append((hypothesis, count))
         return whole or runs
 
-    def is_clear(self, streams: Streams, hypothesis: Hypothesis, count: int, contrast: float = CLEAR) -> bool:
+    def is_clear(self, streams: Streams, hypothesis: Hypothesis, count: int) -> bool:
         """Whether cuts fall on pauses and sends follow their inputs as well as one can wish."""
-        if self.contrast(streams, hypothesis, count) < contrast:
+        if self.contrast(streams, hypothesis, count) < CLEAR:
             return False
         return self.causality(streams, hypothesis, count)[0] >= CLEAR
 
@@ -132,15 +129,15 @@ class Scorer:
             tight = max(tight, CHANCE)
         return held * (contrast + tight) / 2
 
-    def contrast(self, streams: Streams, hypothesis: Hypothesis, count: int, longer: int = 2) -> float:
-        """Share of (first send, later send) pairs of a rank whose first paused ``longer`` times as long.
+    def contrast(self, streams: Streams, hypothesis: Hypothesis, count: int) -> float:
+        """Share of (first send, later send) pairs of a rank whose first paused twice as long.
 
         A first send's pause counts from the rank's last event in the collective before, a later one's
         from its last event in the same collective. Only ranks whose first send needs no input are
         asked: the others pause for their peers.
         """
         known = self._of(streams)
-        key = (f"contrast {longer}", hypothesis, count)
+        key = ("contrast", hypothesis, count)
         if key not in known:
             plan = hypothesis.plan
             events = plan.most_events * hypothesis.cuts
@@ -148,7 +145,7 @@ class Scorer:
             keys, first, later = (np.empty(size, np.int64) for size in (events, count, count * events))
             self._kernels.contrast(
                 streams.rows, streams.at, streams.lanes(hypothesis.edges), plan.counts, hypothesis.cuts,
-                count, longer, plan.free, *plan.sends, *plan.inputs, self.starts, self.arrivals,
+                count, TWICE, plan.free, *plan.sends, *plan.inputs, self.starts, self.arrivals,
                 keys, first, later, facts,
             )  # fmt: skip
             won, pairs, inner = facts.tolist()

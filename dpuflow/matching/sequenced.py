@@ -146,7 +146,7 @@ class _Segmenter:
         columns = job.columns
         self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
         self.proposer = Proposer(job, op, self.endpoints)
-        self.scorer = Scorer(columns, named=op != Op.UNKNOWN)
+        self.scorer = Scorer(columns)
         self.places = Places()
 
     def run(self, *, settled: bool) -> list[Instance]:
