@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from functools import cache
 from pathlib import Path
 
@@ -83,6 +84,14 @@ def test_one_node_names_its_neighbour_but_not_whose_doing_it_was(shared: Path, n
 def test_who_only_waited_for_another_group_is_not_named(shared: Path, node: int) -> None:
     """TP x DP: rank 3 is late; rank 2, which waits for it, comes late to rank 0."""
     assert set(blamed(analysed(shared, "gloo_hybrid_tp2dp2_n4_late3", node))) <= {"10.77.0.4"}
+
+
+def test_ranks_that_declare_all_at_once_are_dated_from_beside(shared: Path) -> None:
+    """Gloo's all_to_all asks everyone at once, as the captured rank shows: no order has to be known."""
+    result = analysed(shared, "gloo_alltoall_256k_n4_late1", 0)
+    exact = Counter(rank.endpoint for c in result.collectives for rank in c.ranks if rank.bound == "exact")
+    assert len(exact) == 4
+    assert min(exact.values()) > len(result.collectives) // 2
 
 
 def test_a_leaf_of_a_tree_does_not_name_the_rank_above(shared: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Job, build_collectives
 from dpuflow.schedules.algorithms import Algorithm
 from dpuflow.schedules.trees import Send
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import Op, Wire
 from dpuflow.scoring.score import score_files
 
 ROOTED = [(Op.BROADCAST, "binomial"), (Op.REDUCE, "binomial"), (Op.GATHER, "linear"), (Op.SCATTER, "linear")]
@@ -80,6 +81,35 @@ def test_rounds_along_a_ring_are_dated_and_a_pipeline_is_not_one(n: int) -> None
         transfers["op"] = Op.SEND_RECV
         found = build_collectives(Job(build_exchanges(transfers), np.arange(n)))
         assert {(i.op, len(i.order), len(i.free_rows())) for i in found} == told
+
+
+@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("n", [3, 4, 5])
+def test_uneven_all_to_alls_between_rings_of_odd_shares(n: int, named: bool) -> None:
+    """An all_reduce whose buffer does not divide evenly is read among all_to_alls of any sizes, whether tags
+    name operations or were not captured."""
+    world, free, draw = World("eager"), dict.fromkeys(range(n), 0), random.Random(n)
+    linear, ring = algorithm_of(Op.ALL_TO_ALL, "linear"), algorithm_of(Op.ALL_REDUCE, "ring")
+    for turn in range(60):
+        enter = {r: at + 1_000_000 + draw.randrange(400_000) for r, at in free.items()}
+        free = world.play(ring if turn % 3 == 2 else linear, 4_000 * n, enter).leave_ns
+    transfers = world.transfers()
+    a2a = transfers["op"] == Op.ALL_TO_ALL
+    transfers["bytes"][a2a] = [256 * draw.randint(1, 40) for _ in range(int(a2a.sum()))]
+    # Blocks of a number of elements that the ranks do not divide: the first ones have one more.
+    ahead = np.argsort(transfers["sent_ns"], kind="stable")
+    turns: dict[tuple[int, int], int] = {}
+    for row in ahead[~a2a[ahead]].tolist():
+        edge = int(transfers["src"][row]), int(transfers["dst"][row])
+        turn = turns[edge] = turns.get(edge, -1) + 1
+        step = turn % (2 * n - 2)
+        block = (edge[0] - step) % n
+        transfers["bytes"][row] = 4_000 + 4 * (block == 0)
+    if not named:
+        transfers["op"], transfers["wire"] = Op.UNKNOWN, Wire.TAGGED
+    found = build_collectives(Job(build_exchanges(transfers), np.arange(n)))
+    assert [i.op for i in found] == [Op.ALL_TO_ALL, Op.ALL_TO_ALL, Op.ALL_REDUCE] * 20
+    assert all(i.complete and i.algorithm is not None for i in found)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -218,6 +219,30 @@ def test_an_operation_made_of_two_is_told_by_how_the_root_goes_on(
         assert [i.op for i in found] == expected
         assert found[0].size == size
         assert names(found[0]) == {"linear"}
+        assert found[0].alike == (() if expected[0] == op else (op,))  # a late root's would look like that
+
+
+@pytest.mark.parametrize("leaders", [False, True])
+@pytest.mark.parametrize("shape", ["chain", "linear"])
+def test_roots_of_slow_hosts_go_on_at_once_unless_they_do_something_else(shape: str, leaders: bool) -> None:
+    """Hosts need many times a message's way. Leaders of nodes reduce among themselves in between."""
+    n, size = 4, 48_000
+    world, free = World("eager", react=lambda: 150_000), dict.fromkeys(range(2 * n), 0)
+    for turn in range(6):
+        enter = {r: at + 9_000_000 + (r * 7919 + turn * 31) % 20_000 for r, at in free.items()}
+        for node in (range(n), range(n, 2 * n)):
+            mine = {r: enter[r] for r in node}
+            free |= world.play(algorithm_of(Op.REDUCE, shape), size, mine, context=node[0]).leave_ns
+        if leaders:
+            mine = {r: free[r] for r in (0, n)}
+            free |= world.play(algorithm_of(Op.ALL_REDUCE, "ring"), size, mine, context=2 * n).leave_ns
+        for node in (range(n), range(n, 2 * n)):
+            mine = {r: free[r] for r in node}
+            free |= world.play(algorithm_of(Op.BROADCAST, "linear"), size, mine, context=node[0]).leave_ns
+    found = [i for i in rebuilt(world, 2 * n) if len(i.order) == n]
+    told = {Op.REDUCE: 12, Op.BROADCAST: 12} if leaders else {Op.ALL_REDUCE: 12}
+    assert Counter(i.op for i in found) == told
+    assert {i.alike for i in found} == {()}
 
 
 @pytest.mark.parametrize(

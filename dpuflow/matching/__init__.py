@@ -17,7 +17,7 @@ from dpuflow.matching.recognise import mark_at_once
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Role, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Set
+    from collections.abc import Sequence, Set
 
     from numpy.typing import NDArray
 
@@ -34,7 +34,7 @@ FEW_RANKS: Final = 3
 def build_collectives(job: Job) -> list[Instance]:
     """Group exchanges into collectives, in order of their start."""
     from dpuflow.matching.calls import put_instances, rounds_of, without_pages
-    from dpuflow.matching.program import composed
+    from dpuflow.matching.program import composed, read_unnamed
     from dpuflow.matching.repeated import repeated_instances
     from dpuflow.matching.sequenced import cut_streams, scan_instances, scan_rows, sequenced_instances
     from dpuflow.matching.sockets import socket_instances
@@ -56,9 +56,9 @@ def build_collectives(job: Job) -> list[Instance]:
             instances.extend(composed(exchanges, read))
     for unnamed in _unnamed(exchanges, op, wire):
         cut = cut_streams(job, edge_streams(exchanges, unnamed), Op.UNKNOWN)
-        whole = sum(len(instance.rows) for instance in cut if instance.complete)
-        understood = whole >= MOST * len(unnamed)
-        instances.extend(cut if understood else repeated_instances(job, unnamed))
+        if near is None and _told(cut) < MOST * len(unnamed):
+            cut = read_unnamed(job, unnamed)
+        instances.extend(cut if _told(cut) >= MOST * len(unnamed) else repeated_instances(job, unnamed))
     for communicator in _communicators(exchanges, nonblocking_rows(exchanges)):
         for rows in sessions(exchanges, communicator):
             instances.extend(tagged_instances(job, rows))
@@ -139,6 +139,11 @@ def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) ->
     named = np.unique(exchanges["connection"][tagged[op[tagged] != Op.UNKNOWN]])
     mine = tagged[~np.isin(exchanges["connection"][tagged], named)]
     return _communicators(exchanges, mine) if len(mine) else []
+
+
+def _told(instances: Sequence[Instance]) -> int:
+    """Messages of whole collectives."""
+    return sum(len(instance.rows) for instance in instances if instance.complete)
 
 
 def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:

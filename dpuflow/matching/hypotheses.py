@@ -116,11 +116,12 @@ class Proposer:
             tries, forms = _shapes(self.op, tuple(self.endpoints), edges, self.near, most)
             self._shapes[edges] = tries, [Hypothesis(*shape, 1, self.near) for shape in forms]
             if self.near is not None:
+                placed = placements(self.op, self._contacts(streams), self.near)
                 self._shapes[edges][1].extend(
                     base
-                    for algorithm, order, root in placements(self.op, self._contacts(streams), self.near)
-                    if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))[0]
-                    and edges.issuperset((base := Hypothesis(algorithm, order, root, 1, self.near)).edges)
+                    for base in (Hypothesis(*shape, 1, self.near) for shape in placed)
+                    if _is_among(edges, base, len(streams.rows))[0]
+                    and edges.issuperset(base.edges)
                     and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
                 )
         tries, shapes = self._shapes[edges]
@@ -129,8 +130,8 @@ class Proposer:
             for algorithm in self._phased(streams)
             for order in tries
             for root in (range(len(order)) if algorithm.rooted else (0,))
-            if _is_among(edges, algorithm, order, root, self.near, len(streams.rows))[0]
             for base in (Hypothesis(algorithm, order, root, 1, self.near),)
+            if _is_among(edges, base, len(streams.rows))[0]
         ]
         return shapes + phased
 
@@ -235,12 +236,10 @@ def _shapes(
     room, found = LOOKED_AT, []
     for order in tries:
         for algorithm, root in rooted:
-            fits, unseen = _is_among(edges, algorithm, order, root, near, most, min(room, LAID_OUT))
-            room -= unseen
-            if not fits:
-                continue
             base = Hypothesis(algorithm, order, root, 1, near)
-            if base.edges and (op != Op.UNKNOWN or len(base.edges) == len(edges)):
+            fits, unseen = _is_among(edges, base, most, min(room, LAID_OUT))
+            room -= unseen
+            if fits and base.edges and (op != Op.UNKNOWN or len(base.edges) == len(edges)):
                 found.append((algorithm, order, root))
     return tries, found
 
@@ -271,13 +270,7 @@ def _edge_count(algorithm: Algorithm, n: int, root: int, most: int) -> int:
 
 
 def _is_among(
-    edges: frozenset[Edge],
-    algorithm: Algorithm,
-    order: tuple[int, ...],
-    root: int,
-    near: frozenset[int] | None,
-    most: int,
-    room: int = LAID_OUT,
+    edges: frozenset[Edge], hypothesis: Hypothesis, most: int, room: int = LAID_OUT
 ) -> tuple[bool, int]:
     """Whether the hypothesis can be, and on how many messages that nobody saw it was looked.
 
@@ -285,8 +278,8 @@ def _is_among(
     them, beside no more than ``room`` unseen ones. Most have an edge early on that is not. What needs more
     messages than there are is never laid out: rings of many ranks have as many as the ranks squared.
     """
-    unseen = 0
-    for send in algorithm.sends(len(order), 1.0, root):
+    unseen, order, near = 0, hypothesis.order, hypothesis.near
+    for send in hypothesis.algorithm.sends(len(order), 1.0, hypothesis.root):
         if (order[send.src], order[send.dst]) in edges:
             most -= 1
             if most < 0:

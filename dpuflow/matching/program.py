@@ -3,7 +3,8 @@
 Blocking collectives leave a rank no choice: all that it sends in one comes before all that it sends in the
 next, and it goes on only when it has what the first one owes it. So the earliest message that is left belongs
 to the next collective of its sender, and what belongs to it there is what every rank sends next. That
-holds whatever operations, roots and sizes follow each other; a message that fits nowhere costs its operation.
+holds whatever operations, roots and sizes follow each other, and where no tag of theirs was captured; a
+message that fits nowhere costs its operation.
 
 Some operations Open MPI's tags do not name as they were called: its linear and non-overlapping all_reduce
 is a reduce and a broadcast, its linear all_gather a gather and a broadcast, its non-overlapping
@@ -17,12 +18,13 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
+from itertools import pairwise
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance
-from dpuflow.matching.recognise import ELEMENT_BYTES, VARIED, expected_edges, whole_size
+from dpuflow.matching.recognise import ELEMENT_BYTES, MOST_RANKS, VARIED, expected_edges, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import dependencies, edge_sizes, schedule
 from dpuflow.schedules.remembered import remembered
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
 
 Edge = tuple[int, int]
 FAR = int(np.iinfo(np.int64).max)
+LOST = 512
+"""After so many messages of one kind in a row that fit nowhere no beginning is looked for among them."""
 
 
 class Reading(NamedTuple):
@@ -60,6 +64,12 @@ class Reading(NamedTuple):
 def read_processes(job: Job, rows: NDArray[np.int64], processes: Processes) -> list[Instance]:
     """The collectives among ``rows`` of ranks that share addresses; ``order`` of each are the ranks."""
     return _Program(job, rows, processes).run()
+
+
+def read_unnamed(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+    """The collectives among ``rows``, all messages of some ranks, that nobody names; none of many ranks."""
+    program = _Program(job, rows)
+    return program.run() if len(program.order) <= MOST_RANKS else []
 
 
 def in_program_order(job: Job, cut: Sequence[Instance]) -> Sequence[Instance]:
@@ -122,8 +132,12 @@ class _Program:
             count[instance.op] += len(instance.rows)
             told[instance.op] += len(instance.rows) * (instance.algorithm is not None)
         self.varied = VARIED & {op for op in count if told[op] < RARE * count[op]}
+        if count[Op.UNKNOWN] and len(self.order) > 2:
+            # Of what nobody names, what every rank has to do with every other may be parts of any size.
+            self.varied |= {Op.UNKNOWN}
         if self.varied:
             self.free, self.at, self.begin = begun
+            self.usual = {}
             found = self._read()
         return found
 
@@ -133,13 +147,13 @@ class _Program:
         for number in self.in_time:
             if not self.free[number]:
                 continue
-            readings = self._readings(number)
+            readings = self._readings(number) if len(stray) < LOST else ()
             if readings:
                 found += self._stray(stray)
                 found.append(self._instance(readings))
                 stray = []
                 self._take(readings[0].taken)
-                self._note(readings[0].algorithm)
+                self._note(Op(self.op[number]), readings[0].algorithm)
             else:
                 if stray and self.op[stray[-1]] != self.op[number]:
                     found += self._stray(stray)
@@ -153,8 +167,8 @@ class _Program:
         seen = None if self.processes is None else self.processes.apart
         return expected_edges(algorithm, range(len(self.order)), root, seen)
 
-    def _note(self, algorithm: Algorithm) -> None:
-        usual = self.usual.setdefault(int(algorithm.op), [])
+    def _note(self, op: Op, algorithm: Algorithm) -> None:
+        usual = self.usual.setdefault(int(op), [])
         if algorithm in usual:
             usual.remove(algorithm)
         usual.insert(0, algorithm)
@@ -167,12 +181,12 @@ class _Program:
         n, op, edge = len(self.order), Op(self.op[number]), (self.src[number], self.dst[number])
         usual = self.usual.get(int(op), [])
         doubtful: list[tuple[int, Reading]] = []
-        for sized in (True, False) if op in self.varied else (True,):
-            for known in (True, False):
+        for known in (True, False):
+            for sized in (True, False) if op in self.varied else (True,):
                 found = [
                     (self._against(reading), reading)
                     for algorithm, root in _candidates(op, n, edge)
-                    if (algorithm in usual) == known
+                    if (algorithm in usual) == known and (sized or algorithm.op in VARIED)
                     for reading in self._laid(algorithm, root, number, sized=sized)
                 ]
                 sure = [reading for against, reading in found if not against]
@@ -196,7 +210,7 @@ class _Program:
                 lane, at = self.lanes.get(edge, []), self.at.get(edge, 0)
                 rows[edge] = lane[at : at + len(shares) * cuts]
                 if len(rows[edge]) < len(shares) * cuts or any(
-                    self.op[row] != algorithm.op for row in rows[edge]
+                    self.op[row] != self.op[number] for row in rows[edge]
                 ):
                     break
             else:
@@ -213,7 +227,7 @@ class _Program:
         size, op, run = self.size[number], self.op[number], 0
         while run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] == size:
             run += 1
-        tries = [1]
+        tries = [messages]
         if run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] < size:
             tries.append(run + 1)
         pauses = np.diff([self.start[row] for row in lane[:run]])
@@ -298,10 +312,11 @@ class _Program:
         )
         size = None if best.size is None else whole_size(best.size, [self.size[row] for row in best.taken])
         root = best.root if best.algorithm.rooted else None
-        op = best.algorithm.op
+        ops = dict.fromkeys(r.algorithm.op for r in readings)
         return Instance(
-            self._sorted(best.taken), op, list(self.order), best.algorithm, list(names), root, size
-        )
+            self._sorted(best.taken), best.algorithm.op, list(self.order), best.algorithm, list(names), root,
+            size, alike=tuple(ops)[1:],
+        )  # fmt: skip
 
     def _stray(self, rows: Sequence[int]) -> list[Instance]:
         if not rows:
@@ -324,7 +339,7 @@ def _by_edge(op: Op, n: int) -> dict[Edge, list[tuple[Algorithm, int]]]:
     the schedules of many ranks do not stay in memory from one edge to the next."""
     found: dict[Edge, list[tuple[Algorithm, int]]] = {}
     for algorithm in ALGORITHMS:
-        if algorithm.op == op and algorithm.fits(n):
+        if op in (Op.UNKNOWN, algorithm.op) and algorithm.fits(n):
             for root in range(n) if algorithm.rooted else (0,):
                 for edge in edge_sizes(algorithm, n, root):
                     found.setdefault(edge, []).append((algorithm, root))
@@ -340,17 +355,31 @@ PARTS = {
 
 
 def composed(exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
-    """``instances`` of one communicator with pairs that are one operation put together."""
+    """``instances`` of one communicator with pairs that are one operation put together.
+
+    Between the parts of one the root has nothing else to do, and goes on at once unless it comes late: now
+    and then it takes but a fraction of what ranks take from one operation to the next. Where it never does it
+    may work there, or always come late: then each part has ``alike`` what they would be together.
+    """
     order = sorted(range(len(instances)), key=lambda i: int(instances[i].rows[0]))
     chain = [instances[i] for i in order]
     for (first, second), op in PARTS.items():
         heads = [k for k, instance in enumerate(chain) if instance.op == first]
         pairs = [k for k in heads if k + 1 < len(chain) and _fits(chain[k], chain[k + 1], second)]
-        at_once = sum(_goes_on(exchanges, chain[k], chain[k + 1]) for k in pairs)
-        if len(pairs) < max(TWICE, MOST * len(heads)) or 2 * at_once < len(pairs):
+        at_root = {k: _pauses(exchanges, chain[k], chain[k + 1]).get(chain[k].root_endpoint) for k in pairs}
+        if len(pairs) < max(TWICE, MOST * len(heads)) or _acts_between(exchanges, chain, at_root):
             continue
+        own = [until - since for since, until in filter(None, at_root.values())]
+        others = [
+            until - since
+            for k, then in pairwise(pairs)
+            for since, until in _pauses(exchanges, chain[k + 1], chain[then]).values()
+        ]
+        at_once = own and others and np.quantile(own, RARE) <= RARE * np.median(others)
         for k in reversed(pairs):
-            chain[k : k + 2] = [_joined(chain[k], chain[k + 1], op)]
+            a, b = chain[k : k + 2]
+            apart = [replace(a, alike=(*a.alike, op)), replace(b, alike=(*b.alike, op))]
+            chain[k : k + 2] = [_joined(a, b, op)] if at_once else apart
     return chain
 
 
@@ -358,41 +387,60 @@ def _fits(a: Instance, b: Instance, second: Op) -> bool:
     """Whether ``b`` takes from the root what ``a`` brought there."""
     if b.op != second or a.order != b.order or a.root is None or a.root != b.root:
         return False
-    if a.algorithm is None or b.algorithm is None or a.size is None or b.size is None or a.placement.ranks:
+    if a.algorithm is None or b.algorithm is None or a.size is None or b.size is None:
         return False
-    n = len(a.order)
+    n = a.rank_count
     return a.size * (n if a.op == Op.GATHER else 1) == b.size * (n if second == Op.SCATTER else 1)
 
 
-def _goes_on(exchanges: Rows, a: Instance, b: Instance) -> bool:
-    """Whether the root began ``b`` as soon as it had the last input of ``a``.
+def _pauses(exchanges: Rows, first: Instance, then: Instance) -> dict[int | None, tuple[int, int]]:
+    """Endpoints that heard something in ``first`` and said something in ``then``, with when the last of the
+    former had come, and when the first of the latter left."""
+    heard, said = exchanges[first.rows], exchanges[then.rows]
+    began = np.where(said["offer_ns"] != NEVER, said["offer_ns"], said["data_ns"])
+    pauses: dict[int | None, tuple[int, int]] = {}
+    for end in first.order:
+        since = int(heard["arrived_end_ns"][heard["dst"] == end].max(initial=NEVER))
+        sent = began[(said["src"] == end) & (began != NEVER)]
+        if len(sent) and since != NEVER:
+            pauses[end] = since, int(sent.min())
+    return pauses
 
-    A message's way is what a host's reaction is measured by: three times that is more than noise.
-    """
-    both = exchanges[np.concatenate([a.rows, b.rows])]
-    began = np.where(both["offer_ns"] != NEVER, both["offer_ns"], both["data_ns"])
-    there = both["arrived_end_ns"]
-    known = (began != NEVER) & (there != NEVER)
-    part = np.arange(len(both)) < len(a.rows)
-    root = a.order[a.root or 0]
-    heard, sent = there[part & known & (both["dst"] == root)], began[~part & known & (both["src"] == root)]
-    if not len(heard) or not len(sent):
-        return False
-    return bool(int(sent.min()) - int(heard.max()) <= 3 * float(np.median((there - began)[known])))
+
+def _acts_between(
+    exchanges: Rows, chain: Sequence[Instance], at_root: Mapping[int, tuple[int, int] | None]
+) -> bool:
+    """Whether roots send or get anything else between two parts, as a rule. ``at_root``: by place in
+    ``chain`` the time between an operation's parts."""
+    busy = 0
+    for root in {chain[k].root_endpoint for k in at_root}:
+        here = exchanges[(exchanges["src"] == root) | (exchanges["dst"] == root)]
+        times = np.sort(np.where(here["src"] == root, here["data_ns"], here["arrived_end_ns"]))
+        spans = [span for k, span in at_root.items() if span and chain[k].root_endpoint == root]
+        since, until = np.array(spans, np.int64).reshape(-1, 2).T
+        busy += int((np.searchsorted(times, until) > np.searchsorted(times, since, side="right")).sum())
+    return 2 * busy > len(at_root)
 
 
 def _joined(a: Instance, b: Instance, op: Op) -> Instance:
     assert a.algorithm is not None
     assert b.algorithm is not None
     algorithm = one_after_the_other(a.algorithm, b.algorithm, op)
+    rows, placement = np.concatenate([a.rows, b.rows]), a.placement
+    order = np.argsort(rows)
+    if a.placement.processes is not None and b.placement.processes is not None:
+        both = np.concatenate([a.placement.processes, b.placement.processes], axis=1)
+        placement = replace(placement, processes=both[:, order])
     return replace(
         a,
-        rows=np.sort(np.concatenate([a.rows, b.rows])),
+        rows=rows[order],
         op=op,
         algorithm=algorithm,
         alternatives=[],
         complete=a.complete and b.complete,
         confidence=min(a.confidence, b.confidence),
+        view=replace(a.view, blind=a.view.blind & b.view.blind),
+        placement=placement,
     )
 
 

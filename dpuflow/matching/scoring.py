@@ -7,13 +7,12 @@ and *tightness* (that input is what the send really waited for).
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.matching.hypotheses import SAMPLE
-from dpuflow.matching.model import MOST
+from dpuflow.matching.model import MOST, TWICE
 from dpuflow.matching.streams import HOLE
 from dpuflow.schema.rows import NEVER
 
@@ -21,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from dpuflow.matching.hypotheses import Hypothesis
-    from dpuflow.matching.streams import Columns, Edge, Streams
+    from dpuflow.matching.streams import Columns, Streams
 
     Run = tuple[Hypothesis, int]
     """A hypothesis, and how many collectives from the front on it holds for."""
@@ -33,8 +32,6 @@ CHANCE = 0.5
 """What a hypothesis is worth that nothing speaks for or against."""
 CLEAR = 0.95
 """A hypothesis with this contrast and causality leaves nothing to improve."""
-CERTAIN = 3.3
-"""Standard deviations that chance exceeds less than once in a thousand times."""
 
 
 def _explained(run: Run) -> int:
@@ -43,28 +40,14 @@ def _explained(run: Run) -> int:
     return min(count * hypothesis.messages, SAMPLE * 3 // 4)
 
 
-def _furthest(runs: Sequence[Run]) -> list[Run]:
-    """Without those that leave whole edges over that another one explains as well: they have not understood
-    them."""
-    furthest: dict[frozenset[Edge], int] = {}
-    for hypothesis, count in runs:
-        edges = frozenset(hypothesis.edges)
-        furthest[edges] = max(count, furthest.get(edges, 0))
-    beyond = {
-        edges: max((n for other, n in furthest.items() if edges < other), default=0) for edges in furthest
-    }
-    return [(h, n) for h, n in runs if n > beyond[frozenset(h.edges)]]
-
-
 class Scorer:
     """Judges hypotheses on streams from their front; counts of collectives say how far each holds."""
 
-    def __init__(self, columns: Columns, named: bool = True) -> None:
-        """``named``: the library names the operation, so that few hypotheses stand against each other."""
+    def __init__(self, columns: Columns) -> None:
         from dpuflow.kernels import hypotheses
 
         self.starts, self.arrivals = columns.starts, columns.arrivals
-        self._kernels, self._named = hypotheses, named
+        self._kernels = hypotheses
         self._known: dict[tuple[str, Hypothesis, int], tuple[float, float]] = {}
         self._version = -1
 
@@ -81,9 +64,7 @@ class Scorer:
         runs = self._understood(streams, runs)
         runs = [run for run in runs if run[0].order == usual] or runs
         most = max(_explained(run) for run in runs)
-        equal: Sequence[Run] = _furthest([run for run in runs if 2 * _explained(run) > most])
-        equal = [run for run in equal if not self._is_called_again(streams, run, equal)]
-        equal = self._unless_bare(streams, equal)
+        equal = [run for run in runs if 2 * _explained(run) > most]
         if len(equal) == 1:
             return equal[0]
 
@@ -91,26 +72,7 @@ class Scorer:
             # Of equal ones the finest: it assumes least about what belongs together.
             return round(self.score(streams, *run) * _explained(run) / most, 2), run[1]
 
-        def waited(run: Run) -> tuple[float, int]:
-            # Of one algorithm with other numbers of ranks the one whose inputs were waited for.
-            tight = 0.0 if run[0].near is None else round(self.causality(streams, *run)[1], 1)
-            return tight, -len(run[0].order)
-
-        chosen = max(equal, key=lambda run: (*worth(run), -len(run[0].order)))
-        alike = [run for run in equal if run[0].algorithm is chosen[0].algorithm]
-        return max((run for run in alike if worth(run) == worth(chosen)), key=waited)
-
-    def _unless_bare(self, streams: Streams, runs: Sequence[Run]) -> Sequence[Run]:
-        """Without those in which no send needs an input, where time bears out others."""
-        bare = {run for run in runs if not len(run[0].plan.needs[1])}
-        others = [run for run in runs if run not in bare]
-        if bare and any(self._alternates(streams, *run) for run in others):
-            # Were each message a collective of its own, every second pause would not be the longer one.
-            return others
-        if bare and any(self.is_clear(streams, *run) for run in others):
-            # No input can contradict what asks for none: where time bears out another, it must do so here.
-            return [run for run in runs if run not in bare or self.is_clear(streams, *run)]
-        return runs
+        return max(equal, key=lambda run: (*worth(run), -len(run[0].order)))
 
     def fitting(
         self, streams: Streams, runs: Sequence[Run], most: int
@@ -143,52 +105,15 @@ class Scorer:
                 whole.append((hypothesis, count))
         return whole or runs
 
-    def is_clear(self, streams: Streams, hypothesis: Hypothesis, count: int, contrast: float = CLEAR) -> bool:
+    def is_clear(self, streams: Streams, hypothesis: Hypothesis, count: int) -> bool:
         """Whether cuts fall on pauses and sends follow their inputs as well as one can wish."""
-        if self.contrast(streams, hypothesis, count) < contrast:
-            return False
-        return self.causality(streams, hypothesis, count)[0] >= CLEAR
-
-    def _is_called_again(
-        self,
-        streams: Streams,
-        run: Run,
-        others: Sequence[Run],
-    ) -> bool:
-        """Whether what looks like many segments of one collective is as many collectives back to back.
-
-        Sends of segments wait for the same segment of the step before, those of whole collectives for the
-        message just before: there in time for nearly all, and more often than that segment the last to
-        arrive.
-        """
-        mine, count = run
-        if mine.algorithm.rooted:  # segments stream down a tree: all is there before it is needed
-            return False
-        whole = [
-            each
-            for each in others
-            if each[0].cuts < mine.cuts and (each[0].algorithm, each[0].order) == (mine.algorithm, mine.order)
-        ]
-        if not whole:
-            return False
-        held, tight = self.causality(streams, *min(whole, key=lambda each: each[0].cuts))
-        return held >= CLEAR and tight > self.causality(streams, mine, count)[1]
-
-    def _alternates(self, streams: Streams, hypothesis: Hypothesis, count: int) -> bool:
-        """Whether nearly each first send paused longer than later ones, by more than chance may do."""
-        if not self._named or hypothesis.near is not None:
-            return False
-        # Of c pauses against c others, the share won by chance: Mann and Whitney's U over c squared.
-        by_chance = CHANCE + CERTAIN * math.sqrt((2 * count + 1) / 12) / count
-        if self.contrast(streams, hypothesis, count, 1) < max(NO_CONTRAST, by_chance):
+        if self.contrast(streams, hypothesis, count) < CLEAR:
             return False
         return self.causality(streams, hypothesis, count)[0] >= CLEAR
 
     def score(self, streams: Streams, hypothesis: Hypothesis, count: int) -> float:
         """What time says of it, 0 to 1."""
-        # Busy hosts answer late: that the first pause is the longer one every time says as much.
-        longer = 1 if self._alternates(streams, hypothesis, count) else 2
-        contrast = self.contrast(streams, hypothesis, count, longer)
+        contrast = self.contrast(streams, hypothesis, count)
         held, tight = self.causality(streams, hypothesis, count)
         if hypothesis.algorithm.rooted:
             tight = contrast  # segments stream down a tree: more inputs are there than the next send needs
@@ -197,15 +122,15 @@ class Scorer:
             tight = max(tight, CHANCE)
         return held * (contrast + tight) / 2
 
-    def contrast(self, streams: Streams, hypothesis: Hypothesis, count: int, longer: int = 2) -> float:
-        """Share of (first send, later send) pairs of a rank whose first paused ``longer`` times as long.
+    def contrast(self, streams: Streams, hypothesis: Hypothesis, count: int) -> float:
+        """Share of (first send, later send) pairs of a rank whose first paused twice as long.
 
         A first send's pause counts from the rank's last event in the collective before, a later one's
         from its last event in the same collective. Only ranks whose first send needs no input are
         asked: the others pause for their peers.
         """
         known = self._of(streams)
-        key = (f"contrast {longer}", hypothesis, count)
+        key = ("contrast", hypothesis, count)
         if key not in known:
             plan = hypothesis.plan
             events = plan.most_events * hypothesis.cuts
@@ -213,7 +138,7 @@ class Scorer:
             keys, first, later = (np.empty(size, np.int64) for size in (events, count, count * events))
             self._kernels.contrast(
                 streams.rows, streams.at, streams.lanes(hypothesis.edges), plan.counts, hypothesis.cuts,
-                count, longer, plan.free, *plan.sends, *plan.inputs, self.starts, self.arrivals,
+                count, TWICE, plan.free, *plan.sends, *plan.inputs, self.starts, self.arrivals,
                 keys, first, later, facts,
             )  # fmt: skip
             won, pairs, inner = facts.tolist()

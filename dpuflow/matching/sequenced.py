@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
 TRIES = 24
-"""Of these, the offsets to try: behind the first long pauses, and the longest."""
+"""Of these, the offsets to try: behind the first long pauses."""
 EARLY = 4
 """So many messages a rank at the front have their own longest pauses tried."""
 
@@ -146,7 +146,7 @@ class _Segmenter:
         columns = job.columns
         self.sizes, self.starts, self.arrivals = columns.sizes, columns.starts, columns.arrivals
         self.proposer = Proposer(job, op, self.endpoints)
-        self.scorer = Scorer(columns, named=op != Op.UNKNOWN)
+        self.scorer = Scorer(columns)
         self.places = Places()
 
     def run(self, *, settled: bool) -> list[Instance]:
@@ -155,11 +155,6 @@ class _Segmenter:
         stray: list[int] = []
         while self.streams:
             drop, chosen = self._align(settled)
-            if chosen is None and self.op != Op.UNKNOWN and (blocks := self._equal_blocks()):
-                found.extend(self._stray(stray))
-                found.extend(self._unnamed(block) for block in blocks)
-                stray = []
-                continue
             stray.extend(self._drop(drop))
             if chosen is None:
                 continue
@@ -230,29 +225,6 @@ class _Segmenter:
         ]
         return beginnings[which], (hypothesis, list(dict.fromkeys(alternatives)))
 
-    def _equal_blocks(self) -> list[NDArray[np.int64]]:
-        """The collectives of an algorithm that no schedule describes, if every edge repeats itself.
-
-        As many as the edge with the fewest messages can tell: each edge carries a fixed number of
-        messages a collective, the same sizes every time. What is left over at the end is dropped.
-        """
-        streams = [rows for _, rows in self.streams.left()]
-        for count in range(min(map(len, streams)), 1, -1):
-            per = [len(rows) // count for rows in streams]
-            if any(len(rows) - count * some >= some for rows, some in zip(streams, per, strict=True)):
-                continue
-            parts = [rows[: count * n].reshape(count, -1) for rows, n in zip(streams, per, strict=True)]
-            sizes = [np.where(part == HOLE, -1, self.sizes[part]) for part in parts]
-            if all(((size == size.max(axis=0)) | (size < 0)).all() for size in sizes):
-                self.streams.take(slice(None), self.streams.end - self.streams.at)
-                blocks = [row[row != HOLE] for row in np.concatenate(parts, axis=1)]
-                return [block for block in blocks if len(block)]
-        return []
-
-    def _unnamed(self, rows: NDArray[np.int64]) -> Instance:
-        rows = rows[np.argsort(self.starts[rows], kind="stable")]
-        return Instance(rows, self.op, list(self.endpoints), confidence=0.7)
-
     def _ahead(self) -> list[tuple[int, int]]:
         """The edges of the next messages, in order of time."""
         edges, heads = zip(*((edge, rows[:ALIGNMENTS]) for edge, rows in self.streams.left()), strict=True)
@@ -284,14 +256,12 @@ class _Segmenter:
         # A stream of a few collectives has few places to begin at.
         tries = min(TRIES, len(ahead) // len(self.endpoints)) // 2
         first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[:tries] + 1
-        longest = np.argsort(-pause[1:], kind="stable")[:tries] + 1
         # Later pauses may be longer; yet a few messages may be all that a collective lacks here.
         early = np.argsort(-pause[1 : 1 + EARLY * len(self.endpoints)], kind="stable")[: tries // 2] + 1
         found = {(0,) * len(at): np.zeros(len(at), np.int64)}
-        for place in np.unique(np.concatenate([first, longest, early])).tolist():
-            for gone in (np.arange(place), _behind(place, src, pause)):
-                beginning = np.bincount(lanes[gone], minlength=len(at))
-                found.setdefault(tuple(beginning.tolist()), beginning)
+        for place in np.unique(np.concatenate([first, early])).tolist():
+            beginning = np.bincount(lanes[:place], minlength=len(at))
+            found.setdefault(tuple(beginning.tolist()), beginning)
         return sorted(found.values(), key=lambda beginning: int(beginning.sum()))
 
     # -- taking ------------------------------------------------------------------------------
@@ -381,22 +351,3 @@ class _Segmenter:
         return [
             Instance(np.array(rows, np.int64), self.op, list(self.endpoints), complete=False, confidence=0.3)
         ]
-
-
-def _behind(place: int, src: NDArray[np.int64], pause: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What comes before the collective that message ``place`` opens for its sender; all in order of time.
-
-    A sender that is late opens after the others have: theirs is the message with the longest pause since that
-    sender's last one, which ended the collective before.
-    """
-    late = src[place]
-    since = np.flatnonzero(src[:place] == late)
-    window = int(since[-1]) + 1 if len(since) else 0
-    gone = np.ones(place, bool)
-    for rank in np.unique(src[window:place]).tolist():
-        own = np.flatnonzero(src == rank)
-        own = own[own >= window]
-        own = own[: int(np.searchsorted(own, place)) + 1]  # with the next one
-        opens = int(own[np.argmax(pause[own])])
-        gone[own[(own >= opens) & (own < place)]] = False
-    return np.flatnonzero(gone)
