@@ -83,16 +83,17 @@ def test_rounds_along_a_ring_are_dated_and_a_pipeline_is_not_one(n: int) -> None
         assert {(i.op, len(i.order), len(i.free_rows())) for i in found} == told
 
 
+@pytest.mark.parametrize("shape", ["linear", "pairwise"])
 @pytest.mark.parametrize("named", [True, False])
 @pytest.mark.parametrize("n", [3, 4, 5])
-def test_uneven_all_to_alls_between_rings_of_odd_shares(n: int, named: bool) -> None:
+def test_uneven_all_to_alls_between_rings_of_odd_shares(n: int, named: bool, shape: str) -> None:
     """An all_reduce whose buffer does not divide evenly is read among all_to_alls of any sizes, whether tags
-    name operations or were not captured."""
+    name operations or were not captured; a reduce_scatter would send each rank the same of all others."""
     world, free, draw = World("eager"), dict.fromkeys(range(n), 0), random.Random(n)
-    linear, ring = algorithm_of(Op.ALL_TO_ALL, "linear"), algorithm_of(Op.ALL_REDUCE, "ring")
+    spread, ring = algorithm_of(Op.ALL_TO_ALL, shape), algorithm_of(Op.ALL_REDUCE, "ring")
     for turn in range(60):
         enter = {r: at + 1_000_000 + draw.randrange(400_000) for r, at in free.items()}
-        free = world.play(ring if turn % 3 == 2 else linear, 4_000 * n, enter).leave_ns
+        free = world.play(ring if turn % 3 == 2 else spread, 4_000 * n, enter).leave_ns
     transfers = world.transfers()
     a2a = transfers["op"] == Op.ALL_TO_ALL
     transfers["bytes"][a2a] = [256 * draw.randint(1, 40) for _ in range(int(a2a.sum()))]

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 
 Edge = tuple[int, int]
 FAR = int(np.iinfo(np.int64).max)
+BLOCKS = {Op.REDUCE_SCATTER: 1, Op.ALL_GATHER: 0}
+"""Of these each block is one rank's: that of an edge's receiver (1), or its sender (0)."""
 LOST = 512
 """After so many messages of one kind in a row that fit nowhere no beginning is looked for among them."""
 
@@ -217,7 +219,7 @@ class _Program:
                 if number not in rows[self.src[number], self.dst[number]]:
                     continue
                 size = self._size(edges, rows, algorithm.op) if sized else 0.0
-                if size is not None:
+                if size is not None and (sized or self._by_blocks(algorithm.op, rows)):
                     yield Reading(algorithm, root, rows, size if sized else None)
 
     def _cuts(self, number: int, messages: int) -> list[int]:
@@ -252,6 +254,16 @@ class _Program:
                 if abs(carried - share * size) > ELEMENT_BYTES * cuts:
                     return None
         return size
+
+    def _by_blocks(self, op: Op, rows: Mapping[Edge, list[int]]) -> bool:
+        """Whether blocks of any size make these messages: of a reduce_scatter each rank's, which all others
+        send it, of an all_gather each rank's, which it sends to all others."""
+        if op not in BLOCKS or any(len(each) > 1 for each in rows.values()):
+            return True
+        sizes: dict[int, set[int]] = {}
+        for edge, (row,) in rows.items():
+            sizes.setdefault(edge[BLOCKS[op]], set()).add(self.size[row])
+        return all(max(each) - min(each) <= ELEMENT_BYTES for each in sizes.values())
 
     def in_order(self, instances: Sequence[Instance]) -> int:
         """How many messages are in collectives of known algorithm that keep the programs' order."""
