@@ -16,8 +16,8 @@ from dpuflow.join.clockmap import ClockMap, Samples
 from dpuflow.join.clocks import tie_clocks
 from dpuflow.join.common import (
     FEWEST,
+    Answers,
     Common,
-    answer_times,
     densest,
     find_common,
     join_addresses,
@@ -186,7 +186,7 @@ def _decide_local(captures: Sequence[CaptureTables], common: Common, seen: Sight
         return _ahead(common, seen, ties, x * count + y, ends)
 
     answers = {
-        c: answer_times(captures[c], common.endpoint_rows[c], sets) for c, sets in common.undecided.items()
+        c: Answers(captures[c], common.endpoint_rows[c]).times(sets) for c, sets in common.undecided.items()
     }
     for capture, sets in list(common.undecided.items()):
         if len(sets) == 2:
