@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import Picked
 from dpuflow.schema.rows import NEVER, NONE32
 from dpuflow.verdicts.pauses import TWICE
 
@@ -171,7 +172,7 @@ def _first_signs(rows: Rows) -> Ints:
     return first
 
 
-def _last_signs(rows: Rows) -> Ints:
+def _last_signs(rows: Rows | Picked) -> Ints:
     names = ("offer_ns", "grant_ns", "data_end_ns", "arrived_end_ns")
     last: Ints = np.maximum.reduce([rows[name] for name in names])  # NEVER is before all others
     return last
@@ -179,7 +180,7 @@ def _last_signs(rows: Rows) -> Ints:
 
 def _signs(exchanges: Rows, rows: Ints) -> dict[int, int]:
     """The last sign that each endpoint sent, or was sent, something."""
-    picked = exchanges[rows]
+    picked = Picked(exchanges, rows)
     last = np.full(int(max(picked["src"].max(initial=0), picked["dst"].max(initial=0))) + 1, NEVER)
     for name in ("src", "dst"):
         np.maximum.at(last, picked[name], _last_signs(picked))

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import Picked, classes
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
@@ -164,7 +164,7 @@ def unread_shares(
     for rows in [*(each.rows for each in instances), *(each.rows for each in bulk)]:
         part[rows] = True
     columns, count = joined.columns, len(joined.endpoints)
-    read = exchanges[part & (exchanges["data"] != NONE32)]
+    read = Picked(exchanges, np.flatnonzero(part & (exchanges["data"] != NONE32)))
     carries = np.zeros(int(columns["connection"].max(initial=0)) + 1, bool)
     carries[columns["connection"][read["data"]]] = True
     data = (columns["role"] == Role.DATA) | (columns["role"] == Role.BURST)

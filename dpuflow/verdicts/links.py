@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import Picked, classes
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import places_of, previous_row
 from dpuflow.schema.rows import NEVER, Wire
@@ -108,7 +108,7 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     return links
 
 
-def _by_link(rows: Rows, links: Links) -> list[NDArray[np.int64]]:
+def _by_link(rows: Rows | Picked, links: Links) -> list[NDArray[np.int64]]:
     """For each link which of ``rows`` it carried."""
     key = rows["src"].astype(np.int64) << 32 | rows["dst"]
     order = np.argsort(key, kind="stable")
@@ -140,7 +140,7 @@ def _held_back(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
     known = (exchanges["data_ns"] != NEVER) & (exchanges["retransmitted"] == 0)
     for name in ("offer_ns", "grant_arrived_ns"):
         known &= exchanges[name] != NEVER
-    rows = exchanges[known]
+    rows = Picked(exchanges, np.flatnonzero(known))
     held = rows["data_ns"] - np.maximum(rows["offer_ns"], rows["grant_arrived_ns"])
     middle, most = np.zeros((2, len(links.src)))
     for row, part in enumerate(_by_link(rows, links)):
