@@ -8,6 +8,7 @@ import pytest
 from dpuflow.arrays.ordering import (
     Latest,
     Picked,
+    Places,
     classes,
     cut_at,
     lower_medians,
@@ -48,6 +49,15 @@ def test_classes_are_rows_with_the_same_numbers(seed: int) -> None:
         wanted.setdefault(numbers, []).append(row)
     assert [places.tolist() for places in classes(*columns)] == [wanted[key] for key in sorted(wanted)]
     assert classes(*(column[:0] for column in columns)) == []
+
+
+@pytest.mark.parametrize("most", [1, 7, 200, 1 << 17])
+def test_places_of_a_class_are_those_that_a_pass_over_all_finds(most: int) -> None:
+    for count in (0, 1, 300):
+        of = np.random.default_rng(most).integers(0, most, count)
+        places = Places(of)
+        for number in (*of.tolist(), most, most + 5):
+            assert places[number].tolist() == np.flatnonzero(of == number).tolist()
 
 
 @pytest.mark.parametrize("seed", range(60))

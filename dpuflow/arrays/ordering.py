@@ -89,6 +89,22 @@ def classes(*columns: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return cut_at(order, np.flatnonzero(np.diff(of[order])) + 1)
 
 
+class Places:
+    """The places of each class, in order: many classes cost one sort, not a pass over all for each."""
+
+    def __init__(self, of: NDArray[Any]) -> None:
+        """``of`` is the class of each place, small numbers from 0."""
+        count = np.bincount(of) if len(of) else np.zeros(0, np.int64)
+        # Of narrow numbers by counting.
+        self._order = np.argsort(of.astype(np.uint16) if len(count) <= 1 << 16 else of, kind="stable")
+        self._bounds = [0, *np.cumsum(count).tolist()]
+
+    def __getitem__(self, number: int) -> NDArray[np.int64]:
+        if number + 1 >= len(self._bounds):
+            return self._order[:0]
+        return self._order[self._bounds[number] : self._bounds[number + 1]]
+
+
 def percentiles(values: NDArray[Any], levels: Sequence[float], lower: int = 0) -> list[float]:
     """``np.percentile`` of one sample without NaN: that takes 0.1 ms, however small the sample.
 

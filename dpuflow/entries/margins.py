@@ -190,8 +190,9 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, law: Law) -> Ints:
     order = order_within(exchanges["arrived_ns"][known], to)
     to, known = to[order], known[order]
     begins, ends = exchanges["arrived_ns"][known], there_ns(exchanges)[known]
-    for endpoint in np.unique(entries.endpoint):
-        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+    for endpoint in np.unique(entries.endpoint).tolist():
+        rows = entries.of[endpoint]
+        rows = rows[entries.enter_ns[rows] != NEVER]
         low, high = np.searchsorted(to, (endpoint, endpoint + 1))
         if low == high or not len(rows) or not law.by_sends[rows].any():
             continue
@@ -254,12 +255,12 @@ def ways(entries: Entries, joined: Joined) -> tuple[Ints, Ints]:
     trips, to = (transfers["acked_ns"] - transfers["sent_end_ns"])[measured], transfers["dst"][measured]
     order = np.argsort(to, kind="stable")
     trips, to = trips[order], to[order]
-    for endpoint in np.setdiff1d(entries.endpoint, list(own)):
+    for endpoint in np.setdiff1d(entries.endpoint, list(own)).tolist():
         mine = trips[np.searchsorted(to, endpoint) : np.searchsorted(to, endpoint, "right")]
         mine = mine if len(mine) >= FEWEST else trips
         if not len(mine):
             continue
-        rows = entries.endpoint == endpoint
+        rows = entries.of[endpoint]
         slow, middle = np.maximum(np.percentile(mine, levels), 0).round().astype(np.int64).tolist()
         out[rows], usual[rows] = slow, middle // 2
     return out, usual

@@ -127,7 +127,7 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
         if each.slow and each.start_ns <= each.end_ns:
             slow.setdefault(each.src, []).append((each.start_ns, each.end_ns))
     for src, spans in slow.items():
-        mine = np.flatnonzero(entries.endpoint == src)
+        mine = entries.of[src]
         begin, end = np.sort(np.array(spans).T)
         begun = np.searchsorted(begin, entries.enter_ns[mine], "right")
         carrying[mine] = begun > np.searchsorted(end, entries.enter_ns[mine], "left")

@@ -200,7 +200,7 @@ def doubt_untold(
 def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bool:
     """Whether at least half of a late rank's times say whether it was as late as that."""
     relative, own = evidence.relative, evidence.own
-    rows = np.flatnonzero(evidence.entries.endpoint == judgement.endpoint)
+    rows = evidence.entries.of[judgement.endpoint]
     amount, most = own.amount_ns[rows], own.most_ns[rows]
     usual = float(np.median(amount[amount > 0])) if (amount > 0).any() else 0.0
     usual = max([usual, *judgement.usual_ns.values()])
@@ -239,7 +239,7 @@ def with_confidence(
     in_turn = any(each.steadiness == "rotating" for each in judgements)
     out = []
     for each in judgements:
-        rows = np.flatnonzero(entries.endpoint == each.endpoint)
+        rows = entries.of[each.endpoint]
         sure = None
         if each.verdict == "on_time":
             amount = own.amount_ns[rows]

@@ -322,5 +322,5 @@ def queued_ns(queues: dict[int, Queue], entries: Entries) -> NDArray[np.int64]:
     """Per row of Entries how long its first message may have waited in its node's queue; 0 where in none."""
     found = np.zeros(len(entries.endpoint), np.int64)
     for endpoint, queue in queues.items():
-        found[entries.endpoint == endpoint] = queue.most_ns
+        found[entries.of[endpoint]] = queue.most_ns
     return found

@@ -46,7 +46,8 @@ def slow_receivers(
     """Ranks that usually take longer than the others, at a cost; ``taken_ns`` as of ``taken_until``."""
     known = (taken_ns != NEVER) & (entries.leave_ns != NEVER)
     lag = np.where(known, taken_ns - np.where(known, entries.leave_ns, 0), 0)
-    rows_of = {e: np.flatnonzero(known & (entries.endpoint == e)) for e in np.unique(entries.endpoint[known])}
+    ends = np.unique(entries.endpoint[known]).tolist()
+    rows_of = {end: (rows := entries.of[end])[known[rows]] for end in ends}
     usual = {endpoint: float(np.median(lag[rows])) for endpoint, rows in rows_of.items()}
     if len(usual) < 2:
         return []
