@@ -14,7 +14,6 @@ from collections import defaultdict
 from pathlib import Path
 from typing import Final
 
-from bench.generate import write_captures
 from bench.measure import ROOT, dpuflow, python, run
 
 _TOP: Final = 25
@@ -47,6 +46,8 @@ def _functions(path: Path, folder: Path) -> list[tuple[str, int, float, float]]:
 
 def profile_analysis(file: Path | None, packets: int) -> str:
     """A text: whole command, imports, functions."""
+    from bench.generate import write_captures  # brings Numba, which the command does without
+
     with tempfile.TemporaryDirectory(prefix="dpuflow-profile-") as name:
         folder = Path(name)
         if file is None:

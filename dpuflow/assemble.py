@@ -292,8 +292,8 @@ def _seen_with(
 
 def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, address: str) -> Lateness:
     known = j.collectives > 0
-    later = inferred.bounded.later_ns
-    later = later[(later != NEVER) & (inferred.entries.endpoint == j.endpoint)]
+    later = inferred.bounded.later_ns[inferred.entries.of[j.endpoint]]
+    later = later[later != NEVER]
     told = inferred.told.get(j.endpoint)
     return Lateness(
         endpoint=j.endpoint,
@@ -327,13 +327,11 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, a
 def _by_inner_gpus(endpoint: int, inferred: Inferred) -> bool:
     """Whether most of an endpoint's lateness is that of GPUs behind the one at the exit of its node."""
     entries, relative = inferred.entries, inferred.relative
-    mine = (entries.endpoint == endpoint) & (relative.lateness_ns != NEVER)
-    late = np.where(
-        np.isin(relative.bound, (BOUNDS.index("exact"), BOUNDS.index("at_least"))) & mine,
-        relative.lateness_ns,
-        0,
-    )
-    return bool(2 * late[entries.rule == Rule.WITHIN].sum() > late.sum())
+    mine = entries.of[endpoint]
+    late, bound = relative.lateness_ns[mine], relative.bound[mine]
+    told = np.isin(bound, (BOUNDS.index("exact"), BOUNDS.index("at_least"))) & (late != NEVER)
+    late = np.where(told, late, 0)
+    return bool(2 * late[entries.rule[mine] == Rule.WITHIN].sum() > late.sum())
 
 
 def _account(found: Found, endpoints: Sequence[Endpoint]) -> Account:

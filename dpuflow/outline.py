@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -129,18 +130,19 @@ def list_transfers(bulk: Sequence[Bulk], entries: Entries) -> Iterator[results.T
             first_token_ns=first,
             wait_before_first_token_ns=first - each.idle_ns if each.waited and first is not None else None,
             complete=each.complete,
-            why=_why(each),
+            why=_why(len(each.rows), each.page_bytes, each.waited, each.cache, each.row >= 0),
         )
 
 
-def _why(each: Bulk) -> str:
-    pages = f"{len(each.rows)} pages" + (f", most of {each.page_bytes} bytes" if each.page_bytes else "")
+@lru_cache(maxsize=1 << 12)
+def _why(count: int, page_bytes: int | None, waited: bool, cache: bool, followed: bool) -> str:
+    pages = f"{count} pages" + (f", most of {page_bytes} bytes" if page_bytes else "")
     parts = [f"{pages}, one way, without clear-to-send entries or immediates"]
-    if each.waited:
+    if waited:
         parts.append("the receiver paused for it and entered its next collective when it was there")
-    elif each.cache:
+    elif cache:
         parts.append("the receiver was at work; it has waited for other transfers of this way")
-    elif each.row < 0:
+    elif not followed:
         parts.append("the receiver enters no collective after it")
     else:
         parts.append("the receiver was at work, or paused no longer than it usually does")

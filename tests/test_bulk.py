@@ -9,6 +9,7 @@ import pytest
 from synth_worlds import settings
 
 import dpuflow
+from bench import shapes
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
@@ -197,3 +198,11 @@ def test_notices_are_not_taken_for_what_a_library_answers(tmp_path: Path) -> Non
         folder = tmp_path / str(seed)
         result, truth = played(folder, {"mode": "read", "notice": "send", "requests": 3}, seed=seed)
         assert [row.bytes for row in result.transfers] == [row["bytes"] for row in truth]
+
+
+def test_pages_whose_time_does_not_show_are_on_no_slow_path(tmp_path: Path) -> None:
+    """At one place a page of one packet begins and ends at one stamp."""
+    capture = shapes.write(shapes.writes(2_000, 40), tmp_path / "writes.pcap")
+    result = dpuflow.analyze([str(capture)])
+    assert len(result.transfers) > 40
+    assert {each.path for each in result.transfers} == {None}

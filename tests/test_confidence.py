@@ -78,7 +78,7 @@ def test_an_all_clear_that_is_as_good_as_a_guess_is_none(shown: float, said: str
     on_time = Judgement(0, 4, 0.0, 0.0, 0, 0, 0, "on_time", "none", None, None)
     seen: Any = SimpleNamespace(
         instances=[SimpleNamespace(confidence=1.0)] * 4,
-        entries=SimpleNamespace(endpoint=np.zeros(4, np.int64), collective=np.arange(4)),
+        entries=SimpleNamespace(of=[np.arange(4)], collective=np.arange(4)),
         own=SimpleNamespace(amount_ns=np.zeros(4, np.int64), design_ns=np.zeros(4)),
         worked_ns=1_000_000,
     )

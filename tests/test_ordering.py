@@ -8,6 +8,7 @@ import pytest
 from dpuflow.arrays.ordering import (
     Latest,
     Picked,
+    Places,
     classes,
     cut_at,
     lower_medians,
@@ -15,8 +16,10 @@ from dpuflow.arrays.ordering import (
     packed,
     percentile,
     percentiles,
+    quantiles,
 )
 from dpuflow.arrays.quantiles import middle, middle_of_others
+from dpuflow.entries.reactions import FEWEST, PAIRED, apart_ns
 from dpuflow.kernels import ordering as kernels
 from dpuflow.schema.rows import EXCHANGE, NEVER
 
@@ -48,6 +51,15 @@ def test_classes_are_rows_with_the_same_numbers(seed: int) -> None:
     assert classes(*(column[:0] for column in columns)) == []
 
 
+@pytest.mark.parametrize("most", [1, 7, 200, 1 << 17])
+def test_places_of_a_class_are_those_that_a_pass_over_all_finds(most: int) -> None:
+    for count in (0, 1, 300):
+        of = np.random.default_rng(most).integers(0, most, count)
+        places = Places(of)
+        for number in (*of.tolist(), most, most + 5):
+            assert places[number].tolist() == np.flatnonzero(of == number).tolist()
+
+
 @pytest.mark.parametrize("seed", range(60))
 def test_percentiles_are_those_of_numpy(seed: int) -> None:
     """To the last bit: whole numbers of any size, epochs among them, and floating-point ones."""
@@ -58,6 +70,30 @@ def test_percentiles_are_those_of_numpy(seed: int) -> None:
     levels = [0.0, 100.0, 5, 25, 50, 95, float(choice.uniform(0, 100))]
     assert percentiles(values, levels) == np.percentile(values, levels).tolist()
     assert percentile(values, 20.000000000000004) == np.percentile(values, 20.000000000000004)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_quantiles_of_a_sorted_sample_and_of_its_upper_part_are_those_of_numpy(seed: int) -> None:
+    choice = np.random.default_rng(seed)
+    values = np.sort(choice.normal(size=int(choice.integers(2, 3000))))
+    levels = (np.arange(PAIRED) + 0.5) / PAIRED
+    assert quantiles(values, levels).tolist() == np.quantile(values, levels).tolist()
+    lower = len(values) // 2
+    assert percentiles(values[lower:], (95,), lower) == [np.percentile(values, 95)]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_how_far_two_values_differ_is_told_from_all_pairs(seed: int) -> None:
+    choice = np.random.default_rng(seed)
+    values = choice.lognormal(8, choice.uniform(0.1, 3), FEWEST + seed * (1 + 30 * (seed % 2))).astype(
+        np.int64
+    )
+    values %= 5 if seed % 7 == 0 else 1 << 40
+    some = values.astype(float)
+    if len(some) > PAIRED:
+        some = np.quantile(some, (np.arange(PAIRED) + 0.5) / PAIRED)
+    one, other = np.triu_indices(len(some), 1)
+    assert apart_ns(values) == np.percentile(np.abs(some[one] - some[other]), 95)
 
 
 @pytest.mark.parametrize("seed", range(5))

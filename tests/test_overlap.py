@@ -82,7 +82,10 @@ def test_what_a_rank_brought_along_counts_once() -> None:
 def test_left_any_is_no_collective_of_its_own() -> None:
     """A rank that found all its inputs there leaves as it enters: it left that before nobody knows."""
     entries: Any = SimpleNamespace(
-        endpoint=np.zeros(3, np.int64), enter_ns=np.array([100, 200, 350]), leave_ns=np.array([300, 200, 400])
+        endpoint=np.zeros(3, np.int64),
+        enter_ns=np.array([100, 200, 350]),
+        leave_ns=np.array([300, 200, 400]),
+        of=[np.arange(3)],
     )
     assert left_any(entries).tolist() == [NEVER, NEVER, 300]
 

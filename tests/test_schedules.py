@@ -90,6 +90,15 @@ def test_another_root_turns_the_ranks(algorithm: Algorithm) -> None:
             assert edge_sizes(algorithm, n, root) == turned
 
 
+@pytest.mark.parametrize("algorithm", ALGORITHMS, ids=IDS)
+def test_edges_that_are_told_are_those_of_the_schedule(algorithm: Algorithm) -> None:
+    for n in (n for n in (*range(2, 18), 31, 33) if algorithm.fits(n)):
+        counted = [len({s[1:3] for s in algorithm.sends(n, 1, root)}) for root in range(n)]
+        if algorithm.edges is not None:
+            assert [algorithm.edges(n, root) for root in range(n)] == counted
+        assert max(counted) - min(counted) <= n  # as the search for hypotheses takes it
+
+
 def needs_by_definition(algorithm: Algorithm, n: int, root: int) -> list[tuple[object, object]]:
     named, sent = [], Counter[tuple[int, int]]()
     for send in schedule(algorithm, n, root):

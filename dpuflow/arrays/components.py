@@ -4,8 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
+import numpy as np
+
 if TYPE_CHECKING:
     from collections.abc import Callable, Hashable, Iterable, Mapping
+
+    from numpy.typing import NDArray
 
 T = TypeVar("T")
 K = TypeVar("K", bound="Hashable")
@@ -30,6 +34,20 @@ def connected(items: Iterable[T], touches: Callable[[T], Iterable[Hashable]]) ->
     for place, item in enumerate(kept):
         found.setdefault(root(place), []).append(item)
     return list(found.values())
+
+
+def least_connected(a: NDArray[np.int64], b: NDArray[np.int64], nodes: int) -> NDArray[np.int64]:
+    """For each of ``nodes`` the least node of its component, where ``a[i]`` and ``b[i]`` are neighbours."""
+    least = np.arange(nodes)
+    while len(a):
+        low = np.minimum(least[a], least[b])
+        for ends in (a, b):
+            np.minimum.at(least, least[ends], low)
+        while ((further := least[least]) != least).any():
+            least = further
+        apart = least[a] != least[b]
+        a, b = a[apart], b[apart]
+    return least
 
 
 def in_a_row(start: K, after: Mapping[K, K]) -> tuple[list[K], bool]:

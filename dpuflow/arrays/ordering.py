@@ -89,10 +89,29 @@ def classes(*columns: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     return cut_at(order, np.flatnonzero(np.diff(of[order])) + 1)
 
 
-def percentiles(values: NDArray[Any], levels: Sequence[float]) -> list[float]:
-    """``np.percentile`` of one sample without NaN: that takes 0.1 ms, however small the sample."""
+class Places:
+    """The places of each class, in order: many classes cost one sort, not a pass over all for each."""
+
+    def __init__(self, of: NDArray[Any]) -> None:
+        """``of`` is the class of each place, small numbers from 0."""
+        count = np.bincount(of) if len(of) else np.zeros(0, np.int64)
+        # Of narrow numbers by counting.
+        self._order = np.argsort(of.astype(np.uint16) if len(count) <= 1 << 16 else of, kind="stable")
+        self._bounds = [0, *np.cumsum(count).tolist()]
+
+    def __getitem__(self, number: int) -> NDArray[np.int64]:
+        if number + 1 >= len(self._bounds):
+            return self._order[:0]
+        return self._order[self._bounds[number] : self._bounds[number + 1]]
+
+
+def percentiles(values: NDArray[Any], levels: Sequence[float], lower: int = 0) -> list[float]:
+    """``np.percentile`` of one sample without NaN: that takes 0.1 ms, however small the sample.
+
+    So many ``lower`` ones belong to the sample that are not given, and that none of ``levels`` reaches.
+    """
     last = len(values) - 1
-    places = [last * (level / 100) for level in levels]
+    places = [(last + lower) * (level / 100) - lower for level in levels]
     below = [int(place) for place in places]
     ordered = np.partition(values, sorted({min(at + more, last) for at in below for more in (0, 1)}))
     found = []
@@ -107,6 +126,14 @@ def percentiles(values: NDArray[Any], levels: Sequence[float]) -> list[float]:
 def percentile(values: NDArray[Any], level: float) -> float:
     """The same for one level."""
     return percentiles(values, (level,))[0]
+
+
+def quantiles(ordered: NDArray[np.float64], levels: NDArray[np.float64]) -> NDArray[np.float64]:
+    """``np.quantile`` of a sorted sample: of many levels that one takes longer than sorting does."""
+    place = (len(ordered) - 1) * levels
+    below = place.astype(np.int64)
+    low, high, part = ordered[below], ordered[np.minimum(below + 1, len(ordered) - 1)], place - below
+    return np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
 
 
 def lower_medians(values: NDArray[np.int64], of: NDArray[np.int64], out: NDArray[np.int64]) -> None:

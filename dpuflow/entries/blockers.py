@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, percentile
+from dpuflow.arrays.ordering import Places, classes, percentile
 from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.relative import previous_row
 from dpuflow.entries.rows import BY_GPUS, EXACT_RULES, FAR, FAR_BEYOND, FEWEST, QUICK, Rule
@@ -193,7 +193,8 @@ def missing_before(scene: Scene) -> Blocker:
     for endpoint in np.flatnonzero(since != FAR).tolist():
         sent, came = exchanges["src"] == endpoint, exchanges["dst"] == endpoint
         times = np.sort(np.r_[exchanges["data_end_ns"][sent], exchanges["arrived_end_ns"][came]])
-        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+        rows = entries.of[endpoint]
+        rows = rows[entries.enter_ns[rows] != NEVER]
         rows = rows[np.maximum(entries.enter_ns, entries.leave_ns)[rows] >= since[endpoint]]
         at = np.searchsorted(times, entries.enter_ns[rows], "left") - 1
         until[rows] = np.where(at >= 0, times[np.maximum(at, 0)], NEVER) if len(times) else NEVER
@@ -297,14 +298,15 @@ def behind_own_data(scene: Scene) -> Blocker:
     sent = sent_by_gpus(exchanges)
     src, begin, end = (exchanges[name][sent] for name in ("src", "data_ns", "data_end_ns"))
     again = exchanges["retransmitted"][sent] > 0
-    for endpoint in np.unique(src):
-        mine = src == endpoint
-        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
-        rows = rows[scene.packet_ns[rows] > 0]
+    places = Places(src)
+    for endpoint in np.unique(src).tolist():
+        mine = places[endpoint]
+        rows = entries.of[endpoint]
+        rows = rows[(entries.enter_ns[rows] != NEVER) & (scene.packet_ns[rows] > 0)]
         enter, ends = entries.enter_ns[rows], np.sort(end[mine])
         at = np.searchsorted(ends, enter, "left") - 1
         until[rows] = np.where(at >= 0, ends[np.maximum(at, 0)], NEVER)
-        whole = np.flatnonzero(mine & ~again)
+        whole = mine[~again[mine]]
         whole = whole[np.argsort(begin[whole], kind="stable")]
         # By the messages that began before each; nothing began before the first.
         last = np.r_[NEVER, np.maximum.accumulate(end[whole])]
@@ -329,8 +331,9 @@ def packet_times(entries: Entries, exchanges: Rows | Picked) -> NDArray[np.float
     gaps = exchanges["packets"][several].astype(np.int64) - 1
     steps = (exchanges["data_end_ns"][several] - exchanges["data_ns"][several]) / gaps
     src = exchanges["src"][several]
-    for endpoint in np.unique(src):
-        out[entries.endpoint == endpoint] = np.median(steps[src == endpoint])
+    places = Places(src)
+    for endpoint in np.unique(src).tolist():
+        out[entries.of[endpoint]] = np.median(steps[places[endpoint]])
     return out
 
 

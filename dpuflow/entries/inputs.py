@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Places
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
@@ -109,9 +110,10 @@ def last_event(
     when, to, what = when[order], to[order], what[order]
     reached, after = np.full(len(enter), NEVER), np.full(len(enter), NONE32, np.int64)
     ends = np.searchsorted(to, np.arange(int(max(to.max(initial=0), endpoint.max(initial=0))) + 2))
+    places = Places(endpoint)
     for end in np.unique(endpoint).tolist():
         mine = slice(int(ends[end]), int(ends[end + 1]))
-        rows = np.flatnonzero(endpoint == end)
+        rows = places[end]
         at = np.searchsorted(when[mine], enter[rows], "left") - 1
         rows, at = rows[at >= 0], at[at >= 0]
         reached[rows], after[rows] = when[mine][at], what[mine][at]

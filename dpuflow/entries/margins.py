@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, order_within, percentile, percentiles
+from dpuflow.arrays.ordering import Picked, classes, order_within, percentile, percentiles
 from dpuflow.entries.blockers import least_work_ns
 from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.inputs import lines_of
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.blockers import Scene
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
@@ -191,8 +190,9 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, law: Law) -> Ints:
     order = order_within(exchanges["arrived_ns"][known], to)
     to, known = to[order], known[order]
     begins, ends = exchanges["arrived_ns"][known], there_ns(exchanges)[known]
-    for endpoint in np.unique(entries.endpoint):
-        rows = np.flatnonzero((entries.endpoint == endpoint) & (entries.enter_ns != NEVER))
+    for endpoint in np.unique(entries.endpoint).tolist():
+        rows = entries.of[endpoint]
+        rows = rows[entries.enter_ns[rows] != NEVER]
         low, high = np.searchsorted(to, (endpoint, endpoint + 1))
         if low == high or not len(rows) or not law.by_sends[rows].any():
             continue
@@ -247,18 +247,20 @@ def ways(entries: Entries, joined: Joined) -> tuple[Ints, Ints]:
         return out, usual
     # What set a job up over TCP says nothing of how long its own messages take.
     job = joined.columns["wire"] != Wire.NCCL_SETUP
-    transfers = joined.transfers if job.all() else joined.transfers[job]
+    transfers = Picked(joined.transfers, None if job.all() else np.flatnonzero(job))
     held = bool(len(transfers)) and int(transfers["wire"].max()) >= Wire.GLOO_HELLO
     levels = (0, 0) if held else (95, 50)
     measured = (transfers["acked_ns"] != NEVER) & ((transfers["seen"] & Seen.AT_SENDER) != 0)
     measured &= transfers["retransmitted"] == 0
     trips, to = (transfers["acked_ns"] - transfers["sent_end_ns"])[measured], transfers["dst"][measured]
-    for endpoint in np.unique(entries.endpoint):
-        mine = trips[to == endpoint]
+    order = np.argsort(to, kind="stable")
+    trips, to = trips[order], to[order]
+    for endpoint in np.setdiff1d(entries.endpoint, list(own)).tolist():
+        mine = trips[np.searchsorted(to, endpoint) : np.searchsorted(to, endpoint, "right")]
         mine = mine if len(mine) >= FEWEST else trips
-        if endpoint in own or not len(mine):
+        if not len(mine):
             continue
-        rows = entries.endpoint == endpoint
+        rows = entries.of[endpoint]
         slow, middle = np.maximum(np.percentile(mine, levels), 0).round().astype(np.int64).tolist()
         out[rows], usual[rows] = slow, middle // 2
     return out, usual

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Places
 from dpuflow.schema.rows import NEVER, NONE32, Wire, make_record
 
 if TYPE_CHECKING:
@@ -238,6 +240,11 @@ class Entries:
     margins: Margins
     heard: Heard
     reactions: Reactions
+
+    @cached_property
+    def of(self) -> Places:
+        """The rows of an endpoint, in order of collectives."""
+        return Places(self.endpoint)
 
     @property
     def exact(self) -> NDArray[np.bool_]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Picked
 from dpuflow.results.figures import NetworkCost
 from dpuflow.schema.rows import NEVER, Seen
 
@@ -25,8 +26,9 @@ MOST: Final = 20_000
 
 def list_network_cost(exchanges: Rows) -> Iterator[NetworkCost]:
     """One row a pair and size (rounded up to a power of two), in order of pair and size."""
-    rows = exchanges[(exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER)]
-    rows = rows[(rows["bytes"] > 0) & (rows["seen"] == (Seen.AT_SENDER | Seen.AT_RECEIVER))]
+    known = (exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER)
+    known &= (exchanges["bytes"] > 0) & (exchanges["seen"] == (Seen.AT_SENDER | Seen.AT_RECEIVER))
+    rows = Picked(exchanges, np.flatnonzero(known))
     if not len(rows):
         return
     took = rows["arrived_end_ns"] - rows["data_ns"]

@@ -31,9 +31,11 @@ class Job(NamedTuple):
 
 def list_jobs(result: Analysis) -> list[Job]:
     """All jobs of a result, by their first group; bulk one-sided transfers tie their ends together, too."""
-    seen: list[tuple[frozenset[int], int, int]] = [
-        (frozenset((each.src, each.dst)), each.start_ns, each.end_ns) for each in result.transfers
-    ]
+    ways: dict[tuple[int, int], tuple[int, int]] = {}
+    for each in result.transfers:
+        first, last = ways.get(way := (each.src, each.dst), (each.start_ns, each.end_ns))
+        ways[way] = min(first, each.start_ns), max(last, each.end_ns)
+    seen = [(frozenset(way), *times) for way, times in ways.items()]
     members = [frozenset(group.endpoints) for group in result.groups]
     seen += [(members[each.group], each.start_ns, each.end_ns) for each in result.collectives]
     ran: dict[frozenset[int], tuple[int, int]] = {}

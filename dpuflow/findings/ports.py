@@ -75,6 +75,8 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     every: dict[bool, dict[int, Held]] = {False: {}, True: {}}
     for end in np.unique(case.joined.flows["dst"]).tolist():
         rows = case.received[end]
+        if not len(rows):
+            continue  # on another time line
         part = case.joined.transfers[rows]
         paces[end] = pace_ns(part)
         mine = _at_both(part)

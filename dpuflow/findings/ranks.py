@@ -78,12 +78,13 @@ def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
 
 def _late_rows(inferred: Inferred, row: Lateness) -> NDArray[np.int64]:
     """Rows of Entries in which the rank was late of its own doing; else in which it was late; else all."""
-    mine = inferred.entries.endpoint == row.endpoint
-    whole = mine & (inferred.entries.enter_ns != NEVER) & inferred.entries.whole
-    for chosen in (whole & (inferred.own.amount_ns > 0), whole & inferred.charges.late):
-        if chosen.any():
-            return np.flatnonzero(chosen)
-    return np.flatnonzero(whole)
+    entries = inferred.entries
+    whole: NDArray[np.int64] = entries.of[row.endpoint]
+    whole = whole[(entries.enter_ns[whole] != NEVER) & entries.whole[whole]]
+    for late in (inferred.own.amount_ns > 0, inferred.charges.late):
+        if late[whole].any():
+            return whole[late[whole]]
+    return whole
 
 
 def _began(inferred: Inferred, rows: NDArray[np.int64], row: Lateness) -> int | None:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Picked
 from dpuflow.findings.case import SMALL_SHARE, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
 from dpuflow.findings.credit import starved
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from dpuflow.findings.case import Case
     from dpuflow.results import Finding
-    from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
 
@@ -97,13 +97,13 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
     share = min(share, 1 - case.lost_ns / case.span_ns())
     if share < SMALL_SHARE:
         return
-    rows = case.exchanges
-    known = (rows["grant"] != NONE32) & (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
-    known &= rows["wire"] == Wire.ROCE_WRITE_IMM
+    every = case.exchanges
+    known = (every["grant"] != NONE32) & (every["grant_arrived_ns"] != NEVER) & (every["data_ns"] != NEVER)
+    known &= every["wire"] == Wire.ROCE_WRITE_IMM
     # A credit that was held on its way was not granted late.
-    way = rows["grant_arrived_ns"] - rows["grant_ns"]
-    known &= (rows["grant_ns"] != NEVER) & (way <= TWICE * np.median(way[known]) if known.any() else known)
-    rows = rows[known]
+    way = every["grant_arrived_ns"] - every["grant_ns"]
+    known &= (every["grant_ns"] != NEVER) & (way <= TWICE * np.median(way[known]) if known.any() else known)
+    rows = Picked(every, np.flatnonzero(known))
     soon = _at_once(rows)
     receivers = np.unique(rows["dst"])
     share_of = (np.bincount(rows["dst"], soon) / np.maximum(np.bincount(rows["dst"]), 1))[receivers]
@@ -135,7 +135,7 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
     )
 
 
-def _at_once(rows: Rows) -> NDArray[np.bool_]:
+def _at_once(rows: Picked) -> NDArray[np.bool_]:
     """Data that left as soon after its credit as the quickest tenth of all, twice that at the most."""
     after = (rows["data_ns"] - rows["grant_arrived_ns"]).astype(float)
     soon = after[after > 0]

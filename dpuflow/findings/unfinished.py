@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import Picked
 from dpuflow.schema.rows import NEVER, NONE32
 from dpuflow.verdicts.pauses import TWICE
 
@@ -58,16 +59,22 @@ def find_stopped(case: Case, until: Mapping[int, int]) -> Iterator[Stopped]:
 
     ``until``: when each endpoint's capture ends; for those without one that of all counts.
     """
-    explained = _signs(case.exchanges, np.concatenate([i.rows for i in case.instances]))
+    numbers = [list[int]() for _ in case.inferred.groups]
+    for number, group in enumerate(case.inferred.group_of.tolist()):
+        numbers[group].append(number)
+    lines = Lines(case.exchanges)
     rests = [
-        rest for group in range(len(case.inferred.groups)) if (rest := _rest_of(case, group)) is not None
+        rest
+        for group, mine in enumerate(numbers)
+        if (rest := _rest_of(case, group, np.array(mine, np.int64), lines)) is not None
     ]
+    if not rests:
+        return
+    signs = _signs(case.exchanges, np.concatenate([i.rows for i in case.instances]))
     for part in connected(rests, lambda rest: case.inferred.groups[rest.group]):
         rows = np.unique(np.concatenate([rest.rows for rest in part]))
         ends = {end for rest in part for end in case.inferred.groups[rest.group]}
-        src, dst, last = explained
-        touching = np.isin(src, list(ends)) | np.isin(dst, list(ends))
-        ended = max(int(_last_signs(case.exchanges[rows]).max()), int(last[touching].max(initial=0)))
+        ended = max(int(_last_signs(case.exchanges[rows]).max()), *(signs.get(end, 0) for end in ends))
         goes_on = min(until.get(end, case.joined.end_ns) for end in ends)
         if goes_on < ended + max(rest.quiet_ns for rest in part):
             continue
@@ -81,17 +88,19 @@ def find_stopped(case: Case, until: Mapping[int, int]) -> Iterator[Stopped]:
         yield Stopped(rest, part, sorted(missing), sorted(acted - missing), others, began, ended, rows)
 
 
-def _rest_of(case: Case, group: int) -> Rest | None:
-    """What a group began and did not finish; None where too few came before, or nothing after."""
+def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None:
+    """What a group began and did not finish; None where too few came before, or nothing after.
+
+    ``numbers`` are its operations.
+    """
     entries, exchanges = case.inferred.entries, case.exchanges
-    numbers = np.flatnonzero(case.inferred.group_of == group)
     numbers = numbers[entries.whole[entries.offsets[numbers]]]
     if len(numbers) < TWICE + 1:
         return None
     starts = np.array([_first_signs(exchanges[case.instances[n].rows]).min() for n in numbers.tolist()])
     numbers, starts = numbers[np.argsort(starts, kind="stable")], np.sort(starts)
     done = np.concatenate([case.instances[n].rows for n in numbers.tolist()])
-    rows = _after(exchanges, done)
+    rows = lines.after(done)
     rows = rows[_first_signs(exchanges[rows]) > starts[-1]]
     if not len(rows):
         return None
@@ -111,15 +120,28 @@ def _rest_of(case: Case, group: int) -> Rest | None:
     )
 
 
-def _after(exchanges: Rows, done: Ints) -> Ints:
-    """Rows that come later than all of ``done`` in their direction of a connection of these."""
-    connection, src, order = (exchanges[name].astype(np.int64) for name in ("connection", "src", "order"))
-    key = connection * (int(src.max(initial=0)) + 1) + src
-    known, place = np.unique(key[done], return_inverse=True)
-    last = np.full(len(known), -1)
-    np.maximum.at(last, place, order[done])
-    at = np.minimum(np.searchsorted(known, key), len(known) - 1)
-    return np.flatnonzero((known[at] == key) & (order > last[at]))
+class Lines:
+    """EXCHANGE rows by direction of a connection."""
+
+    def __init__(self, exchanges: Rows) -> None:
+        connection, src, self._order = (
+            exchanges[name].astype(np.int64) for name in ("connection", "src", "order")
+        )
+        self._line = connection * (int(src.max(initial=0)) + 1) + src
+        self._rows = np.argsort(self._line, kind="stable")
+        self._sorted = self._line[self._rows]
+
+    def after(self, done: Ints) -> Ints:
+        """Rows that come later than all of ``done`` in their direction of a connection of these."""
+        known, place = np.unique(self._line[done], return_inverse=True)
+        last = np.full(len(known), -1)
+        np.maximum.at(last, place, self._order[done])
+        begin = self._sorted.searchsorted(known)
+        count = self._sorted.searchsorted(known, "right") - begin
+        skipped = np.repeat(begin - np.cumsum(count) + count, count)
+        rows = self._rows[skipped + np.arange(len(skipped))]
+        later: Ints = np.sort(rows[self._order[rows] > np.repeat(last, count)])
+        return later
 
 
 def _acting(rows: Rows) -> frozenset[int]:
@@ -150,16 +172,19 @@ def _first_signs(rows: Rows) -> Ints:
     return first
 
 
-def _last_signs(rows: Rows) -> Ints:
+def _last_signs(rows: Rows | Picked) -> Ints:
     names = ("offer_ns", "grant_ns", "data_end_ns", "arrived_end_ns")
     last: Ints = np.maximum.reduce([rows[name] for name in names])  # NEVER is before all others
     return last
 
 
-def _signs(exchanges: Rows, rows: Ints) -> tuple[Ints, Ints, Ints]:
-    """Senders, receivers and last signs."""
-    picked = exchanges[rows]
-    return picked["src"], picked["dst"], _last_signs(picked)
+def _signs(exchanges: Rows, rows: Ints) -> dict[int, int]:
+    """The last sign that each endpoint sent, or was sent, something."""
+    picked = Picked(exchanges, rows)
+    last = np.full(int(max(picked["src"].max(initial=0), picked["dst"].max(initial=0))) + 1, NEVER)
+    for name in ("src", "dst"):
+        np.maximum.at(last, picked[name], _last_signs(picked))
+    return dict(enumerate(last.tolist()))
 
 
 def evidence_rows(rows: Rows) -> list[int]:

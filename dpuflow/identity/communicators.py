@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Picked
 from dpuflow.schema.rows import Role, Wire
 
 if TYPE_CHECKING:
@@ -79,7 +80,7 @@ def told_ranks(joined: Joined, told: Sequence[Communicator]) -> Mapping[int, int
     named: dict[int, set[int]] = {}
     columns = joined.columns
     entries = np.flatnonzero((columns["role"] == Role.GRANT) & (columns["wire"] == Wire.ROCE_WRITE))
-    rows = joined.transfers[entries]
+    rows = Picked(joined.transfers, entries)
     pairs = np.unique(np.stack([rows["dst"].astype(np.int64), rows["tag"].astype(np.int64)], axis=1), axis=0)
     for end, rank in pairs.tolist():
         named.setdefault(end, set()).add(rank)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -25,7 +26,11 @@ _IPV4 = 0xFFFF << 32
 
 def address_text(endpoint: np.void) -> str:
     """An ENDPOINT's address as people write it; IPv4-mapped ones as IPv4."""
-    high, low = int(endpoint["addr_hi"]), int(endpoint["addr_lo"])
+    return _text(int(endpoint["addr_hi"]), int(endpoint["addr_lo"]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _text(high: int, low: int) -> str:
     if high == 0 and low >> 32 == 0xFFFF:
         return str(ipaddress.IPv4Address(low & 0xFFFFFFFF))
     return str(ipaddress.IPv6Address(high << 64 | low))

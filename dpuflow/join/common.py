@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.components import connected
+from dpuflow.arrays.components import least_connected
+from dpuflow.arrays.ordering import cut_at
 from dpuflow.schema.rows import ENDPOINT, FLOW, NEVER, NONE32, Pairing, Transport
 
 if TYPE_CHECKING:
@@ -208,18 +209,19 @@ def _stars(
 
     Of two ports that only talk to each other it is the one that answers at once, as seen here.
     """
-    part = np.full(len(sets), -1)
-    for number, pairs in enumerate(connected(set(zip(src.tolist(), dst.tolist(), strict=True)), tuple)):
-        part[np.unique(pairs)] = number
+    part = least_connected(src, dst, len(sets))[src]
+    order = np.argsort(part, kind="stable")
     middles: list[int] = []
-    for number in np.unique(part[src]):
-        within = part[src] == number
-        share = np.bincount(src[within], packets[within], len(sets))
-        share += np.bincount(dst[within], packets[within], len(sets))
-        covering = np.flatnonzero(share >= NEARLY_ALL * packets[within].sum())
+    answers: Answers | None = None
+    for within in cut_at(order, np.flatnonzero(np.diff(part[order])) + 1):
+        ends = np.concatenate([src[within], dst[within]])
+        parts, which = np.unique(ends, return_inverse=True)
+        share = np.bincount(which, np.tile(packets[within], 2))
+        covering = parts[share >= NEARLY_ALL * packets[within].sum()]
         if len(covering) == 2:
-            ends = [sets[number] for number in covering.tolist()]
-            near = nearer_end(answer_times(tables, np.arange(len(tables.endpoints)), ends))
+            pair = [sets[number] for number in covering.tolist()]
+            answers = answers or Answers(tables, np.arange(len(tables.endpoints)))
+            near = nearer_end(answers.times(pair))
             covering = covering[[] if near is None else [near]]
         if len(covering) != 1:
             return []
@@ -227,27 +229,32 @@ def _stars(
     return [[row for middle in middles for row in sets[middle]]] if len(middles) > 1 else []
 
 
-def answer_times(tables: CaptureTables, rows: Ints, sets: list[list[int]]) -> list[int] | None:
-    """Least time from data to its ACK as one capture saw it, for data to each end, ns; None if not seen.
+class Answers:
+    """From data to its ACK, as one capture saw it: at a receiver's own node next to nothing passes until the
+    ACK; at the sender's the whole way there and back."""
 
-    Where stamps are late it is the time that most lie close to.
+    def __init__(self, tables: CaptureTables, rows: Ints) -> None:
+        """``rows`` are the common rows of the capture's endpoints."""
+        messages = tables.messages
+        once = np.flatnonzero((messages["acked_ns"] != NEVER) & (messages["retransmitted"] == 0))
+        took = messages["acked_ns"][once] - messages["last_ns"][once]
+        dst = rows[tables.flows["dst"]][messages["flow"][once]]
+        self._late = bool((took < 0).any())  # stamps are: no answer comes before what it answers
+        order = np.argsort(dst, kind="stable")
+        self._dst, self._took = dst[order], took[order]
 
-    ``rows`` are the common rows of its endpoints, ``sets`` those of the ends. At a receiver's own node next
-    to nothing passes until the ACK; at the sender's the whole way there and back.
-    """
-    messages = tables.messages
-    once = np.flatnonzero((messages["acked_ns"] != NEVER) & (messages["retransmitted"] == 0))
-    took = messages["acked_ns"][once] - messages["last_ns"][once]
-    dst = rows[tables.flows["dst"]][messages["flow"][once]]
-    late = bool((took < 0).any())  # stamps are: no answer comes before what it answers
-    times = []
-    for end in sets:
-        mine = took[np.isin(dst, end)]
-        if not len(mine):
-            return None
-        some = mine[mine > 0]
-        times.append(densest(some)[0] if late and len(some) else int(mine.min()))
-    return times
+    def times(self, sets: list[list[int]]) -> list[int] | None:
+        """Least time for data to each of ``sets`` of endpoints, ns; None if not seen. Where stamps are late
+        it is the time that most lie close to."""
+        times = []
+        for ends in sets:
+            begin, end = (np.searchsorted(self._dst, ends, side) for side in ("left", "right"))
+            mine = np.concatenate([self._took[a:b] for a, b in zip(begin, end, strict=True)])
+            if not len(mine):
+                return None
+            some = mine[mine > 0]
+            times.append(densest(some)[0] if self._late and len(some) else int(mine.min()))
+        return times
 
 
 def densest(values: Ints) -> tuple[int, int]:

@@ -53,6 +53,14 @@ class Sightings(NamedTuple):
         """The rows of one capture."""
         return slice(int(self.starts[capture]), int(self.starts[capture + 1]))
 
+    def within(self, captures: Sequence[int]) -> Sightings:
+        """The rows of some captures, in order; they keep their numbers, but for ``starts`` and ``of``."""
+        if len(captures) == len(self.starts) - 1:
+            return self
+        rows = np.concatenate([np.arange(self.starts[c], self.starts[c + 1]) for c in captures])
+        starts = np.cumsum([0, *(np.diff(self.starts)[captures])])
+        return Sightings(starts, *(column[rows] for column in self[1:]))
+
 
 def low_bits(common: Common) -> Ints:
     """For each common flow the mask of a sequence number's bits that are on the wire."""
@@ -182,18 +190,22 @@ def recurs_ns(common: Common, seen: Sightings) -> Ints:
     again = (seen.key[before] == seen.key[after]) & (seen.capture[before] == seen.capture[after])
     before, after = before[again], after[again]
     np.minimum.at(soonest, seen.flow[after], seen.first_ns[after] - seen.first_ns[before])
+    whole = low_bits(common) + 1
     for capture in range(len(seen.starts) - 1):
         part = seen.of(capture)
-        flow, end = seen.flow[part], seen.seq[part] + seen.span[part]
-        low, high, first, last = (np.full(flows, far) for far in (MOST_SLACK, 0, np.iinfo(np.int64).max, 0))
+        own, flow = np.unique(seen.flow[part], return_inverse=True)
+        low, high, first, last = (
+            np.full(len(own), far) for far in (MOST_SLACK, 0, np.iinfo(np.int64).max, 0)
+        )
         np.minimum.at(low, flow, seen.seq[part])
-        np.maximum.at(high, flow, end)
+        np.maximum.at(high, flow, seen.seq[part] + seen.span[part])
         np.minimum.at(first, flow, seen.first_ns[part])
         np.maximum.at(last, flow, seen.last_ns[part])
         met = np.flatnonzero(high > low)
-        round_ns = (last - first)[met] * ((low_bits(common)[met] + 1) / (high - low)[met])
+        round_ns = (last - first)[met] * (whole[own[met]] / (high - low)[met])
         # Clocks that do not go on from one piece to the next may set an end before its beginning.
-        soonest[met] = np.minimum(soonest[met], np.clip(round_ns, 0, MOST_SLACK).astype(np.int64))
+        rounds = np.clip(round_ns, 0, MOST_SLACK).astype(np.int64)
+        soonest[own[met]] = np.minimum(soonest[own[met]], rounds)
     return soonest
 
 
@@ -263,30 +275,25 @@ def runs(values: Ints) -> list[tuple[int, slice]]:
 
 
 def superseded_bursts(
-    captures: Sequence[CaptureTables],
-    common: Common,
-    seen: Sightings,
-    near: np.typing.NDArray[np.uint8],
-    kept: Bools,
+    roles: np.typing.NDArray[np.uint8], common: Common, seen: Sightings, near: np.typing.NDArray[np.uint8]
 ) -> Bools:
     """Bursts of flows that a better placed capture cut otherwise.
 
     Where framing is not known the cuts follow the times at one place, so those of two places need not match.
     """
-    burst: Bools = np.concatenate([t.messages["role"] for t in captures]) == Role.BURST
-    framed = np.zeros((len(captures), len(common.flows)), bool)
-    framed[seen.capture[~burst], seen.flow[~burst]] = True
-    burst &= kept
-    if len(captures) == 1:
+    burst: Bools = roles == Role.BURST
+    if len(seen.starts) == 2:
         burst[:] = False
     if not burst.any():
         return burst
+    captures = int(seen.capture.max()) + 1
+    flow = seen.capture * np.int64(len(common.flows)) + seen.flow  # as its capture shows it
     value = seen.key * _ODD + seen.span  # wraps round: no more than a hash of both
-    rank = near.astype(np.int64) * len(captures) - seen.capture  # nearest the sender, then the first named
-    rank += np.where(framed[seen.capture, seen.flow], 4 * len(captures), 0)  # who knows the framing first
+    rank = near.astype(np.int64) * captures - seen.capture  # nearest the sender, then the first named
+    rank += np.where(np.isin(flow, flow[~burst]), 4 * captures, 0)  # who knows the framing first
     best = np.full(len(common.flows), np.iinfo(np.int64).min)
-    np.maximum.at(best, seen.flow[kept], rank[kept])
-    chosen = kept & (rank == best[seen.flow])
+    np.maximum.at(best, seen.flow, rank)
+    chosen = rank == best[seen.flow]
     burst &= ~chosen & ~np.isin(value, value[chosen])
     return burst
 

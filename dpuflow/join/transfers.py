@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,8 @@ from dpuflow.join.clockmap import ClockMap, Samples
 from dpuflow.join.clocks import tie_clocks
 from dpuflow.join.common import (
     FEWEST,
+    Answers,
     Common,
-    answer_times,
     densest,
     find_common,
     join_addresses,
@@ -128,7 +128,13 @@ def _all_transfers(
     if len(captures) == 1:
         transfers = [_own_transfers(captures[0], common)]
     else:
-        transfers = [_transfers(captures, common, seen, order, found, island) for island in found.islands]
+        slack = np.zeros(len(common.flows), np.int64)
+        if any(len(island) > 1 for island in found.islands):
+            slack = np.maximum(recurs_ns(common, seen) // 2, min(2 * found.slack_ns, MOST_SLACK))
+        each_flow = _OfFlows(common.near().astype(np.uint8), slack, number_connections(common.flows))
+        transfers = [
+            _transfers(captures, common, seen, order, each_flow, sorted(island)) for island in found.islands
+        ]
     asked = _asked_again(captures, common)
     return [date_missed(captures, _in_causal_order(rows, found.slack_ns, asked)) for rows in transfers]
 
@@ -186,7 +192,7 @@ def _decide_local(captures: Sequence[CaptureTables], common: Common, seen: Sight
         return _ahead(common, seen, ties, x * count + y, ends)
 
     answers = {
-        c: answer_times(captures[c], common.endpoint_rows[c], sets) for c, sets in common.undecided.items()
+        c: Answers(captures[c], common.endpoint_rows[c]).times(sets) for c, sets in common.undecided.items()
     }
     for capture, sets in list(common.undecided.items()):
         if len(sets) == 2:
@@ -351,26 +357,35 @@ def _own_transfers(tables: CaptureTables, common: Common) -> Rows:
     return transfers
 
 
+class _OfFlows(NamedTuple):
+    """Of each common flow: how near to its sender each capture is (captures x flows), how far apart two
+    sightings of one message may be, ns, and its connection."""
+
+    near: np.typing.NDArray[np.uint8]
+    slack: Ints
+    connection: np.typing.NDArray[np.uint32]
+
+
 def _transfers(
     captures: Sequence[CaptureTables],
     common: Common,
     seen: Sightings,
     order: Ints,
-    found: Clocks,
+    each_flow: _OfFlows,
     island: Sequence[int],
 ) -> Rows:
-    """The transfers that the captures of an island saw."""
+    """The transfers that the captures of an island saw; ``order`` sorts the keys of all captures, stable."""
     from dpuflow.kernels import match
 
-    near_flow = common.near().astype(np.uint8)
-    tied = np.zeros(len(captures), bool)
-    tied[list(island)] = True
-    near = near_flow[seen.capture, seen.flow] if len(seen.flow) else np.zeros(0, np.uint8)
-    kept = tied[seen.capture]
-    kept &= ~superseded_bursts(captures, common, seen, near, kept)
+    if len(island) < len(captures):
+        seen = seen.within(island)
+        order = np.argsort(seen.key, kind="stable") if len(island) > 1 else order[:0]
+    near = each_flow.near[seen.capture, seen.flow]
+    roles = np.concatenate([captures[c].messages["role"] for c in island])
+    kept = ~superseded_bursts(roles, common, seen, near)
     owner = np.full(len(seen.flow), -1, np.int64)
     gives = np.zeros(len(seen.flow), np.uint8)
-    if int(np.count_nonzero(tied)) == 1:  # nothing to match
+    if len(island) == 1:  # nothing to match
         rows = np.flatnonzero(kept)
         owner[rows] = np.arange(len(rows))
         gives[rows] = match.SENDER | match.RECEIVER | match.HEADER
@@ -382,12 +397,10 @@ def _transfers(
             order = np.argsort(key, kind="stable")
         order = order[kept[order]]
         sent, shared = np.zeros(len(order), np.int64), np.zeros(len(order), np.uint8)
-        slack = np.maximum(recurs_ns(common, seen) // 2, min(2 * found.slack_ns, MOST_SLACK))
-        burst = np.concatenate([t.messages["role"] for t in captures]) == Role.BURST
-        flags = seen.flags | (burst * np.uint8(match.UNFRAMED))
+        flags = seen.flags | ((roles == Role.BURST) * np.uint8(match.UNFRAMED))
         made = match.group(
             order, key, seen.capture, seen.first_ns, seen.acked_ns, seen.span, near, flags,
-            seen.flow, slack, owner, gives, sent, shared,
+            seen.flow, each_flow.slack, owner, gives, sent, shared,
         )  # fmt: skip
     in_time = np.argsort(sent[:made], kind="stable")
     place = np.empty(made + 1, np.int64)
@@ -396,15 +409,14 @@ def _transfers(
     row = place[owner]
     transfers = TRANSFER.zeros(made)
     transfers["flags"] = shared[:made][in_time]
-    connection = number_connections(common.flows)
     flow = np.zeros(made, np.int64)
     flow[row[row >= 0]] = seen.flow[row >= 0]
-    transfers["connection"] = connection[flow]
+    transfers["connection"] = each_flow.connection[flow]
     transfers["src"], transfers["dst"] = common.flows["src"][flow], common.flows["dst"][flow]
-    for capture, tables in enumerate(captures):
-        part = seen.of(capture)
+    for number, capture in enumerate(island):
+        part = seen.of(number)
         match.fold(
-            tables.messages, capture, seen.first_ns[part], seen.last_ns[part], seen.acked_ns[part],
+            captures[capture].messages, capture, seen.first_ns[part], seen.last_ns[part], seen.acked_ns[part],
             row[part], gives[part], near[part], transfers,
         )  # fmt: skip
     return transfers

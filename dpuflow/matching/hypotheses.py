@@ -249,18 +249,30 @@ def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
     """Algorithms and roots for ``n`` ranks with as many edges; of a known operation no more; None: any."""
     found = []
     for algorithm in (a for a in ALGORITHMS if op in (Op.UNKNOWN, a.op) and a.fits(n)):
-        for root in range(n) if algorithm.rooted else (0,):
-            if edges is not None:
-                own = _edge_count(algorithm, n, 0 if algorithm.turned else root, edges)
-                if own > edges or (own < edges and op == Op.UNKNOWN):
-                    continue
-            found.append((algorithm, root))
+        roots = range(n) if algorithm.rooted else range(1)
+        # Roots differ by no more than an edge a rank: most algorithms need not be laid out for each.
+        if edges is None:
+            found += [(algorithm, root) for root in roots]
+        elif _has_edges(op, algorithm, n, 0, range(edges - n, edges + n + 1)):
+            found += [
+                (algorithm, root)
+                for root in roots
+                if _has_edges(op, algorithm, n, 0 if algorithm.turned else root, range(edges, edges + 1))
+            ]
     return found
+
+
+def _has_edges(op: Op, algorithm: Algorithm, n: int, root: int, wanted: range) -> bool:
+    """Whether it has as many edges; of a known operation it may have fewer."""
+    own = _edge_count(algorithm, n, root, wanted[-1])
+    return own in wanted or (own < wanted.start and op != Op.UNKNOWN)
 
 
 @remembered
 def _edge_count(algorithm: Algorithm, n: int, root: int, most: int) -> int:
-    """How many edges the algorithm has, or one more than ``most``; of many ranks no schedule is kept."""
+    """How many edges the algorithm has, or more than ``most``; of many ranks no schedule is kept."""
+    if algorithm.edges is not None:
+        return algorithm.edges(n, root)
     found: set[Edge] = set()
     for send in algorithm.sends(n, 1.0, root):
         found.add((send.src, send.dst))

@@ -66,7 +66,8 @@ class Algorithm:
     ``sends(n, size, root)`` gives the schedule; ``fits(n)`` whether it can serve ``n`` ranks; ``cuts``
     whether each message may be cut into equal segments; ``turned`` whether another root's schedule is that of
     root 0 with the ranks turned; ``starters(n, root)`` the ranks whose first message needs no input, where
-    steps do not tell: parts of the buffer that go side by side have steps of their own.
+    steps do not tell: parts of the buffer that go side by side have steps of their own; ``edges(n, root)``
+    how many edges it has, where counting them would take as many messages as the ranks squared.
     """
 
     op: Op
@@ -77,6 +78,7 @@ class Algorithm:
     cuts: bool = False
     turned: bool = True
     starters: Callable[[int, int], frozenset[int]] | None = None
+    edges: Callable[[int, int], int] | None = None
 
 
 def more_than(ranks: int) -> Callable[[int], bool]:
@@ -87,6 +89,31 @@ def more_than(ranks: int) -> Callable[[int], bool]:
 def no_power(n: int) -> bool:
     """Fits where some ranks fold into others first."""
     return n > 2 and not is_power(n)
+
+
+def round_the_ring(n: int, root: int) -> int:
+    """Each rank sends to the next one."""
+    return n
+
+
+def both_ways(n: int, root: int) -> int:
+    """Each sends to both its neighbours."""
+    return 2 * n
+
+
+def ring_and_root(n: int, root: int) -> int:
+    """Each to the next one, and all to the root: its neighbour does that anyway."""
+    return 2 * n - 2
+
+
+def all_pairs(n: int, root: int) -> int:
+    """Each to each other one."""
+    return n * (n - 1)
+
+
+def tree_and_root(n: int, root: int) -> int:
+    """A tree's, and from its top, the last rank, to another root."""
+    return n - 1 + (root != n - 1)
 
 
 SHAPES: tuple[tuple[str, Callable[[int], list[int]], Callable[[int], bool]], ...] = (
@@ -103,28 +130,37 @@ SHAPES: tuple[tuple[str, Callable[[int], list[int]], Callable[[int], bool]], ...
 """Name, parents and for how many ranks it is no other shape, of what a buffer goes down or up on."""
 
 ALGORITHMS: tuple[Algorithm, ...] = (
-    Algorithm(Op.ALL_REDUCE, "ring", ring_all_reduce, cuts=True),
+    Algorithm(Op.ALL_REDUCE, "ring", ring_all_reduce, cuts=True, edges=round_the_ring),
     Algorithm(Op.ALL_REDUCE, "recursive_doubling", recursive_doubling),
     Algorithm(Op.ALL_REDUCE, "rabenseifner", rabenseifner),
     Algorithm(Op.ALL_REDUCE, "rabenseifner", folded_rabenseifner, no_power),
-    Algorithm(Op.ALL_GATHER, "ring", ring_all_gather, cuts=True),
+    Algorithm(Op.ALL_GATHER, "ring", ring_all_gather, cuts=True, edges=round_the_ring),
     Algorithm(Op.ALL_GATHER, "recursive_doubling", doubling_all_gather, is_power),
     Algorithm(Op.ALL_GATHER, "bruck", bruck_all_gather),
     # Neighbour exchange: the result format has no name for it.
-    Algorithm(Op.ALL_GATHER, "unknown", neighbour_exchange, lambda n: n >= 4 and n % 2 == 0),
-    Algorithm(Op.REDUCE_SCATTER, "ring", ring_reduce_scatter, cuts=True),
+    Algorithm(Op.ALL_GATHER, "unknown", neighbour_exchange, lambda n: n >= 4 and n % 2 == 0, edges=both_ways),
+    Algorithm(Op.REDUCE_SCATTER, "ring", ring_reduce_scatter, cuts=True, edges=round_the_ring),
     Algorithm(Op.REDUCE_SCATTER, "halving_doubling", recursive_halving),
     Algorithm(Op.REDUCE_SCATTER, "halving_doubling", butterfly, more_than(3)),
-    Algorithm(Op.REDUCE_SCATTER, "pairwise", pairwise, more_than(2)),
-    Algorithm(Op.ALL_TO_ALL, "pairwise", pairwise, cuts=True),
-    Algorithm(Op.ALL_TO_ALL, "linear", linear_all_to_all, cuts=True),
+    Algorithm(Op.REDUCE_SCATTER, "pairwise", pairwise, more_than(2), edges=all_pairs),
+    Algorithm(Op.ALL_TO_ALL, "pairwise", pairwise, cuts=True, edges=all_pairs),
+    Algorithm(Op.ALL_TO_ALL, "linear", linear_all_to_all, cuts=True, edges=all_pairs),
     Algorithm(Op.ALL_TO_ALL, "bruck", bruck_all_to_all),
     *(Algorithm(Op.BROADCAST, name, down(shape), fit, rooted=True, cuts=True) for name, shape, fit in SHAPES),
     Algorithm(Op.BROADCAST, "tree", split_binary(), rooted=True),
     *(Algorithm(Op.REDUCE, name, up(shape), fits, rooted=True, cuts=True) for name, shape, fits in SHAPES),
-    Algorithm(Op.REDUCE, "tree", in_order_up, more_than(2), rooted=True, cuts=True, turned=False),
+    Algorithm(
+        Op.REDUCE,
+        "tree",
+        in_order_up,
+        more_than(2),
+        rooted=True,
+        cuts=True,
+        turned=False,
+        edges=tree_and_root,
+    ),
     Algorithm(Op.REDUCE, "rabenseifner", rabenseifner_reduce, rooted=True, turned=False),
-    Algorithm(Op.REDUCE, "ring", ring_reduce, rooted=True, cuts=True),
+    Algorithm(Op.REDUCE, "ring", ring_reduce, rooted=True, cuts=True, edges=ring_and_root),
     Algorithm(Op.GATHER, "linear", up(flat), rooted=True),
     Algorithm(Op.GATHER, "linear", synced_up(), rooted=True),
     Algorithm(Op.GATHER, "binomial", gathered(binomial_in_order), rooted=True),

@@ -124,9 +124,11 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     """Ranks whose first message needs no input: nothing is sent to them in an earlier step."""
     if algorithm.starters is not None:
         return algorithm.starters(n, root)
-    told, _ = fold(algorithm, n, root, [False] * n, or_, lambda _: True)
-    first = {src: fed for ((src, _), _), fed in reversed(told.items())}
-    return frozenset(rank for rank, fed in first.items() if not fed)
+    sent, got = dict[int, int](), dict[int, int]()
+    for send in schedule(algorithm, n, root):
+        sent.setdefault(send.src, send.step)
+        got.setdefault(send.dst, send.step)
+    return frozenset(rank for rank, step in sent.items() if got.get(rank, step) >= step)
 
 
 @remembered

@@ -127,7 +127,7 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
         if each.slow and each.start_ns <= each.end_ns:
             slow.setdefault(each.src, []).append((each.start_ns, each.end_ns))
     for src, spans in slow.items():
-        mine = np.flatnonzero(entries.endpoint == src)
+        mine = entries.of[src]
         begin, end = np.sort(np.array(spans).T)
         begun = np.searchsorted(begin, entries.enter_ns[mine], "right")
         carrying[mine] = begun > np.searchsorted(end, entries.enter_ns[mine], "left")
@@ -359,7 +359,8 @@ def _slow(transfers: Sequence[Bulk]) -> list[Bulk]:
         paces.setdefault((each.src, each.dst), []).append(each.busy_ns / max(each.bytes, 1))
     pace = {way: middle(sorted(values)) for way, values in paces.items()}
     ordered = sorted(pace.values())
-    slow = {way for way, own in pace.items() if own >= OTHERS * middle_of_others(ordered, own)}
+    # Pages of one packet take no time at one place.
+    slow = {way for way, own in pace.items() if own > 0 and own >= OTHERS * middle_of_others(ordered, own)}
     return [each._replace(slow=True) if (each.src, each.dst) in slow else each for each in transfers]
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import Picked, classes
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, ONE_SIDED, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
@@ -162,7 +162,7 @@ def unread_shares(
     for rows in [*(each.rows for each in instances), *(each.rows for each in bulk)]:
         part[rows] = True
     columns, count = joined.columns, len(joined.endpoints)
-    read = exchanges[part & (exchanges["data"] != NONE32)]
+    read = Picked(exchanges, np.flatnonzero(part & (exchanges["data"] != NONE32)))
     carries = np.zeros(int(columns["connection"].max(initial=0)) + 1, bool)
     carries[columns["connection"][read["data"]]] = True
     data = (columns["role"] == Role.DATA) | (columns["role"] == Role.BURST)
@@ -199,7 +199,7 @@ def doubt_untold(
 def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bool:
     """Whether at least half of a late rank's times say whether it was as late as that."""
     relative, own = evidence.relative, evidence.own
-    rows = np.flatnonzero(evidence.entries.endpoint == judgement.endpoint)
+    rows = evidence.entries.of[judgement.endpoint]
     amount, most = own.amount_ns[rows], own.most_ns[rows]
     usual = float(np.median(amount[amount > 0])) if (amount > 0).any() else 0.0
     usual = max([usual, *judgement.usual_ns.values()])
@@ -238,7 +238,7 @@ def with_confidence(
     in_turn = any(each.steadiness == "rotating" for each in judgements)
     out = []
     for each in judgements:
-        rows = np.flatnonzero(entries.endpoint == each.endpoint)
+        rows = entries.of[each.endpoint]
         sure = None
         if each.verdict == "on_time":
             amount = own.amount_ns[rows]

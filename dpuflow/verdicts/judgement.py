@@ -126,9 +126,10 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
     tied = tied_rows(evidence.instances, entries)
     usable = tied & (np.isin(evidence.relative.bound, (EXACT, AT_LEAST)) | own.usual)
     endpoints = sorted({*entries.endpoint[tied | own.staged].tolist(), *stages})
-    rows = {e: np.flatnonzero((usable | own.staged) & (entries.endpoint == e)) for e in endpoints}
-    counted = usable | (tied & own.unproved) | own.staged
-    compared = {e: np.flatnonzero(counted & (entries.endpoint == e)) for e in endpoints}
+    told, counted = usable | own.staged, usable | (tied & own.unproved) | own.staged
+    rows, compared = (
+        {e: (mine := entries.of[e])[chosen[mine]] for e in endpoints} for chosen in (told, counted)
+    )
     units, turn = _units(evidence, compared)
     standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
     world = world_of(units, standing, turn, _span_ns(entries), evidence.worked_ns)

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import Picked, classes
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import ONE_SIDED, places_of, previous_row
 from dpuflow.schema.rows import NEVER, Wire
@@ -106,7 +106,7 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     return links
 
 
-def _by_link(rows: Rows, links: Links) -> list[NDArray[np.int64]]:
+def _by_link(rows: Rows | Picked, links: Links) -> list[NDArray[np.int64]]:
     """For each link which of ``rows`` it carried."""
     key = rows["src"].astype(np.int64) << 32 | rows["dst"]
     order = np.argsort(key, kind="stable")
@@ -138,7 +138,7 @@ def _held_back(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
     known = (exchanges["data_ns"] != NEVER) & (exchanges["retransmitted"] == 0)
     for name in ("offer_ns", "grant_arrived_ns"):
         known &= exchanges[name] != NEVER
-    rows = exchanges[known]
+    rows = Picked(exchanges, np.flatnonzero(known))
     held = rows["data_ns"] - np.maximum(rows["offer_ns"], rows["grant_arrived_ns"])
     middle, most = np.zeros((2, len(links.src)))
     for row, part in enumerate(_by_link(rows, links)):
@@ -320,5 +320,5 @@ def queued_ns(queues: dict[int, Queue], entries: Entries) -> NDArray[np.int64]:
     """Per row of Entries how long its first message may have waited in its node's queue; 0 where in none."""
     found = np.zeros(len(entries.endpoint), np.int64)
     for endpoint, queue in queues.items():
-        found[entries.endpoint == endpoint] = queue.most_ns
+        found[entries.of[endpoint]] = queue.most_ns
     return found

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -128,8 +129,10 @@ def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
         follow = (count - 1)[several]
         usual[several] += _medians(apart, np.cumsum(follow) - follow)
     usual[~several] = 0.0
-    for at, until, each in zip(first.tolist(), (first + count).tolist(), usual.tolist(), strict=True):
-        yield cut_at(rows[at:until], np.flatnonzero(gap[at : until - 1] > IDLE * each) + 1)
+    cut = (gap > IDLE * usual[way[:-1]]) & within
+    pieces = iter(cut_at(rows, np.flatnonzero(cut | ~within) + 1))
+    for cuts in np.add.reduceat(np.r_[cut, False], first, dtype=np.int64).tolist():
+        yield list(islice(pieces, cuts + 1))
 
 
 def _alike_parts(exchanges: Rows, rows: Ints, count: int) -> list[Ints] | None:

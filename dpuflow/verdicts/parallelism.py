@@ -55,27 +55,33 @@ def group_kinds(
         for number, members in enumerate(groups)
         if set(use[number]) == {Op.SEND_RECV} and frozenset(members) in links
     }
-    for job in jobs(instances):
-        mine = [n for n in range(len(groups)) if set(groups[n]) <= set(job) and n not in kinds]
-        kinds.update(_nested(groups, use, mine))
+    job_of = {end: number for number, job in enumerate(jobs(instances)) for end in job}
+    within: dict[int, list[int]] = {}
+    for number, members in enumerate(groups):
+        several = {job_of.get(end, -1) for end in members}
+        if number not in kinds and len(several) == 1:
+            within.setdefault(several.pop(), []).append(number)
+    for job, mine in within.items():
+        if job >= 0:
+            kinds.update(_nested(groups, use, mine))
     for number in _replicas(groups, group_of, instances, pipelines):
         kinds.setdefault(number, "dp")
     tokens = [each.endpoints for each in decoding]
+    # What else goes on: a benchmark of all_to_all has none.
+    rest = sum(sum(u.values()) - u[Op.ALL_TO_ALL] - u[Op.BARRIER] for u in use)
     for number, members in enumerate(groups):
-        if number not in kinds and any(_of_experts(number, members, use, each) for each in steps):
+        exchanged = use[number][Op.ALL_TO_ALL] if rest >= REPEATS else 0
+        if number not in kinds and any(_of_experts(exchanged, members, each) for each in steps):
             kinds[number] = "ep"
         elif number not in kinds and sorted(members) in tokens:
             kinds[number] = "tp"
     return [kinds.get(number) for number in range(len(groups))]
 
 
-def _of_experts(number: int, members: Sequence[int], use: Sequence[Counter[Op]], steps: Steps) -> bool:
-    """Whether a group dispatches and combines in each step, and something else goes on beside that: it is no
-    benchmark of one operation."""
-    exchanged = use[number][Op.ALL_TO_ALL]
+def _of_experts(exchanged: int, members: Sequence[int], steps: Steps) -> bool:
+    """Whether a group dispatches and combines in each step: it ``exchanged`` so many times."""
     twice = exchanged >= REPEATS and exchanged >= 2 * (len(steps.ends) - 1)
-    rest = sum(sum(u.values()) - u[Op.ALL_TO_ALL] - u[Op.BARRIER] for u in use)
-    return twice and rest >= REPEATS and steps.period > 1 and set(members) <= set(steps.endpoints)
+    return twice and steps.period > 1 and set(members) <= set(steps.endpoints)
 
 
 def _nested(
@@ -85,15 +91,16 @@ def _nested(
     reducing = {n: use[n][Op.ALL_REDUCE] + use[n][Op.REDUCE_SCATTER] for n in mine}
     busy = [n for n in mine if reducing[n] >= REPEATS]
     families: list[list[int]] = []
+    ends: list[set[int]] = []  # of each family
     for number in busy:
-        for family in families:
-            like = groups[family[0]]
-            apart = all(not set(groups[number]) & set(groups[other]) for other in family)
-            if apart and len(groups[number]) == len(like):
+        for family, taken in zip(families, ends, strict=True):
+            if len(groups[number]) == len(groups[family[0]]) and taken.isdisjoint(groups[number]):
                 family.append(number)
+                taken.update(groups[number])
                 break
         else:
             families.append([number])
+            ends.append(set(groups[number]))
     found: dict[int, Kind] = {}
     for one, other in permutations(families, 2):
         often = np.median([reducing[n] for n in one]) >= OFTEN * np.median([reducing[n] for n in other])

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Latest
+from dpuflow.arrays.ordering import Latest, Picked
 from dpuflow.entries import places_of
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.receivers import AT_ONCE
@@ -80,7 +80,7 @@ class Paths:
         parts = [np.asarray(instances[n].rows, np.int64) for n in number.tolist()]
         told = np.concatenate([np.zeros(0, np.int64), *parts])
         of = np.repeat(number, [len(part) for part in parts])
-        rows = exchanges[told]
+        rows = Picked(exchanges, told)
         src, dst = (places_of(of, rows[end], entries) for end in ("src", "dst"))
         data, there = rows["data_ns"], rows["arrived_end_ns"]
         seen = (data != NEVER) & (there != NEVER) & (src >= 0) & (dst >= 0)

@@ -145,7 +145,7 @@ class _Busy:
         mine = tied[entries.collective] & (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
         self.spans = {}
         for endpoint in np.unique(entries.endpoint[mine]).tolist():
-            rows = np.flatnonzero(mine & (entries.endpoint == endpoint))
+            rows = (own := entries.of[endpoint])[mine[own]]
             rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
             begin, end = entries.enter_ns[rows], np.maximum.accumulate(entries.leave_ns[rows])
             begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])  # overlapping ones count once

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import against_others, places_of, previous_row
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.verdicts.chance import is_material, usual_excess
@@ -45,7 +46,8 @@ def slow_receivers(
     """Ranks that usually take longer than the others, at a cost; ``taken_ns`` as of ``taken_until``."""
     known = (taken_ns != NEVER) & (entries.leave_ns != NEVER)
     lag = np.where(known, taken_ns - np.where(known, entries.leave_ns, 0), 0)
-    rows_of = {e: np.flatnonzero(known & (entries.endpoint == e)) for e in np.unique(entries.endpoint[known])}
+    ends = np.unique(entries.endpoint[known]).tolist()
+    rows_of = {end: (rows := entries.of[end])[known[rows]] for end in ends}
     usual = {endpoint: float(np.median(lag[rows])) for endpoint, rows in rows_of.items()}
     if len(usual) < 2:
         return []
@@ -81,12 +83,12 @@ def _waited(exchanges: Rows, instances: Sequence[Instance], entries: Entries, nu
     out = np.zeros(len(entries.endpoint), np.int64)
     told = np.concatenate([instances[n].rows for n in numbers.tolist()])
     of = np.repeat(numbers, [len(instances[n].rows) for n in numbers.tolist()])
-    rows = exchanges[told]
+    rows = Picked(exchanges, told)
     known = (rows["grant"] != NONE32) & (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
-    rows, of = rows[known], of[known]
+    rows, of = Picked(exchanges, told[known]), of[known]
     way = 2 * rows["connection"].astype(np.int64) + (rows["src"] > rows["dst"])
     order = np.lexsort((rows["order"], way, of))
-    rows, of, way = rows[order], of[order], way[order]
+    rows, of, way = Picked(exchanges, told[known][order]), of[order], way[order]
     same = (np.diff(way) == 0) & (np.diff(of) == 0)
     left, sent, credit = rows["data_end_ns"][:-1], rows["data_ns"][1:], rows["grant_arrived_ns"][1:]
     # What leaves soon after its credit, of the time since the one before had left, had waited for that.

@@ -175,7 +175,7 @@ def _acts_of(
     peer had allowed more; or since the first of several inputs that had come since its last act.
     """
     enter, leave = entries.enter_ns, entries.leave_ns
-    mine = np.flatnonzero(entries.endpoint == end)
+    mine = entries.of[end]
     number = entries.collective[mine]
     sending, entering = single[number] & (entries.offsets[number] == mine), ties[number]
     inputs = np.sort(leave[mine[~sending]])

@@ -111,7 +111,7 @@ def places_in_steps(step: NDArray[np.int64], endpoint: NDArray[np.int64]) -> NDA
 
 def own_rows(entries: Entries, endpoint: int) -> NDArray[np.int64]:
     """Rows of Entries of one endpoint, in the order in which it entered."""
-    rows = np.flatnonzero(entries.endpoint == endpoint)
+    rows = entries.of[endpoint]
     when = np.where(entries.enter_ns[rows] != NEVER, entries.enter_ns[rows], entries.leave_ns[rows])
     return np.asarray(rows[np.lexsort((entries.collective[rows], when))], np.int64)
 

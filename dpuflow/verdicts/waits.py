@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import Places
 from dpuflow.entries import against_others
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -68,7 +69,7 @@ def left_any(entries: Entries) -> NDArray[np.int64]:
     until = np.full(len(entries.endpoint), NEVER)
     seen = entries.enter_ns != NEVER
     for each in np.unique(entries.endpoint[seen]).tolist():
-        mine = np.flatnonzero((entries.endpoint == each) & seen)
+        mine = (rows := entries.of[each])[seen[rows]]
         left = np.sort(entries.leave_ns[mine])
         at = np.searchsorted(left, entries.enter_ns[mine]) - 1  # not its own
         until[mine] = np.where(at >= 0, left[np.maximum(at, 0)], NEVER)
@@ -90,9 +91,12 @@ def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entrie
     rows = rows[np.isin(rows["src"], ends) & np.isin(rows["dst"], ends)]
     end = np.concatenate([rows["src"], rows["dst"]]).astype(np.int64)
     when = np.concatenate([rows["data_end_ns"], there_ns(rows)])
+    places = Places(end)
     for each in np.unique(end).tolist():
-        times = np.sort(when[(end == each) & (when != NEVER)])
-        mine = np.flatnonzero((entries.endpoint == each) & (entries.enter_ns != NEVER))
+        times = np.sort(when[places[each]])
+        times = times[np.searchsorted(times, NEVER, "right") :]
+        mine = entries.of[each]
+        mine = mine[entries.enter_ns[mine] != NEVER]
         at = np.searchsorted(times, entries.enter_ns[mine], side="right") - 1
         until[mine[at >= 0]] = times[at[at >= 0]]
     return until
