@@ -39,8 +39,8 @@ sys.path.insert(0, str(HERE))
 
 from dpuflow.agent.config import Api, Capture, Config, History, Limits  # noqa: E402
 from dpuflow.agent.log import Log  # noqa: E402
-from dpuflow.agent.service import TRIM_S, Service  # noqa: E402
-from dpuflow.agent.usage import give_back, restrain_allocator  # noqa: E402
+from dpuflow.agent.service import Service  # noqa: E402
+from dpuflow.agent.usage import TRIM_S, give_back, restrain_allocator  # noqa: E402
 from dpuflow.capture.pcapfile import open_file  # noqa: E402
 
 if TYPE_CHECKING:

@@ -29,7 +29,7 @@ from dpuflow.agent.stream import Stream
 from dpuflow.agent.told import in_words, tell
 from dpuflow.agent.tracker import Tracker
 from dpuflow.agent.traffic import pauses_of, traffic_between
-from dpuflow.agent.usage import Memory, give_back, memory, resident_bytes, restrain_allocator
+from dpuflow.agent.usage import TRIM_S, Memory, give_back, memory, resident_bytes, restrain_allocator
 from dpuflow.agent.windows import Windows
 from dpuflow.errors import DpuflowError
 from dpuflow.results import Analysis
@@ -51,11 +51,9 @@ if TYPE_CHECKING:
 IDLE_S: Final = 60.0
 """Findings outlast a job's silence for this long: its next step may still be coming."""
 HEALTH_S: Final = 1.0
-TRIM_S: Final = 60.0
-"""Memory that is free within the heaps goes back to the kernel this often,"""
 SHORT: Final = 0.8
 SHORT_TRIM_S: Final = 5.0
-"""and so often where more than SHORT of the ceiling is used."""
+"""Free memory goes back to the kernel so often where more than SHORT of the ceiling is used."""
 
 
 class Service:
@@ -125,6 +123,7 @@ class Service:
         try:
             self.outlets = outside = Process(self.board, self.config, self.log)
             self.budget.beside = outside.cpu_s
+            self.board.keep(1)  # whoever asks for older ones asks that process
         except OSError as error:
             self.log.warning("api_shared", f"no process of its own for the API: {error.strerror or error}")
             self.outlets = outlets.start(self.board, self.config)
