@@ -282,9 +282,10 @@ def _seen_with(
 ) -> dict[int, list[int]]:
     """For endpoints of collectives that were seen in part: the endpoints that they are measured against."""
     found: dict[int, set[int]] = {}
+    exact = entries.exact
     for number in np.flatnonzero(short).tolist():
         rows = slice(*entries.offsets[number : number + 2].tolist())
-        dated = set(entries.endpoint[rows][entries.exact[rows]].tolist())
+        dated = set(entries.endpoint[rows][exact[rows]].tolist())
         for endpoint in instances[number].order:
             found.setdefault(endpoint, set()).update(dated)
     return {endpoint: sorted(others - {endpoint}) for endpoint, others in found.items()}

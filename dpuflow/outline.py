@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
@@ -11,6 +11,7 @@ from dpuflow import results
 from dpuflow.verdicts.accounts import without
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.stages import idle_shares, typical_ns
+from dpuflow.verdicts.steps import lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,20 +34,21 @@ def list_steps(
 ) -> Iterator[results.Steps]:
     """One row for each job's steps; where they are tokens one for decode and one for prefill."""
     for each, told in zip(steps, tokens, strict=True):
+        numbers, took_ns = lengths(each, entries)
         end_ns = entries.leave_ns[each.ends]
-        took_ns = np.diff(end_ns)
-        if told is None:
-            yield _steps(each, took_ns, end_ns[:-1], end_ns[1:])
-            continue
-        for kind, numbers in (("prefill", told.prefill), ("decode", told.decode)):
-            chosen = numbers[numbers > 0] - 1  # the first began before anything was left
-            if len(chosen):
-                row = _steps(each, took_ns[chosen], end_ns[chosen], end_ns[chosen + 1])
-                row.kind = "decode" if kind == "decode" else "prefill"
-                if kind == "decode":
-                    row.layers = each.period // 2
-                    row.tokens_per_s = round(1e9 / row.step_ns, 3) if row.step_ns else None
-                yield row
+        kinds: tuple[tuple[Literal["prefill", "decode"] | None, NDArray[np.int64]], ...] = ((None, numbers),)
+        if told is not None:
+            kinds = (("prefill", told.prefill), ("decode", told.decode))
+        for kind, wanted in kinds:
+            chosen = np.isin(numbers, wanted)
+            if not chosen.any():
+                continue
+            row = _steps(each, took_ns[chosen], end_ns[numbers[chosen] - 1], end_ns[numbers[chosen]])
+            row.kind = kind
+            if kind == "decode":
+                row.layers = each.period // 2
+                row.tokens_per_s = round(1e9 / row.step_ns, 3) if row.step_ns else None
+            yield row
 
 
 def _steps(

@@ -68,6 +68,17 @@ def test_figures_cover_the_windows_held_and_no_more() -> None:
     assert group.median_ns == 20 * MS
 
 
+def test_fewer_windows_may_be_held() -> None:
+    board = Board()
+    for number in range(FRESH + 5):
+        board.publish(window(number))
+    board.keep(1)
+    assert [each.number for each in board.windows()] == [FRESH + 4]
+    assert [state.collectives for state in board.groups()] == [2]
+    board.publish(window(99))
+    assert [each.number for each in board.windows()] == [99]
+
+
 def test_who_is_gone_from_all_windows_is_forgotten() -> None:
     board = Board(windows=2)
     board.publish(window(0))

@@ -11,13 +11,15 @@ from collections.abc import Callable
 from pathlib import Path
 from urllib.request import urlopen
 
+import agent_worlds
 import msgspec
 import pytest
 
 from dpuflow.agent.board import Board, FindingState, Health, Window
-from dpuflow.agent.config import Api, Config
+from dpuflow.agent.config import Api, Capture, Config
 from dpuflow.agent.log import Log
 from dpuflow.agent.outside import Outside
+from dpuflow.agent.service import Service
 from dpuflow.agent.usage import memory
 from dpuflow.errors import OptionError
 from dpuflow.results import Analysis, Finding
@@ -120,3 +122,17 @@ def test_nothing_is_begun_for_nothing(board: Board) -> None:
         assert outside.pid is not None
     finally:
         outside.close()
+
+
+def test_windows_are_held_by_the_process_that_is_asked_for_them() -> None:
+    """The agent held them, too: ten minutes of results twice."""
+    config = Config(capture=Capture(interfaces=["lo"]), api=SERVED.api)
+    service = Service(config, Log(stream=io.StringIO()))
+    service._start_outlets()
+    try:
+        for number in range(3):
+            service.board.publish(agent_worlds.window(number))
+        assert [each.number for each in service.board.windows()] == [2]
+        until(lambda: len(asked(9489, "/api/v1/collectives?since_ns=0")["collectives"]) == 12)  # type: ignore[arg-type]
+    finally:
+        service.close()

@@ -17,6 +17,7 @@ from readings import read_bytes, read_file
 
 import dpuflow
 from dpuflow.agent.config import parse_config
+from dpuflow.assemble import _seen_with
 from dpuflow.entries import places, relative
 from dpuflow.errors import FormatError, OptionError
 from dpuflow.findings import losses
@@ -330,3 +331,31 @@ def test_pipelines_whose_transfers_have_no_times_are_none():
         collective=np.repeat(np.arange(6), 2), endpoint=np.concatenate(orders),
     )  # fmt: skip
     assert pipelines.find_pipelines(instances, entries, np.full(12, -1), none) == []
+
+
+class Counted:
+    """Entries of many collectives of two ranks; how often it was asked which are exact, each time of all."""
+
+    def __init__(self, count: int) -> None:
+        self.offsets = np.arange(0, 2 * count + 1, 2)
+        self.endpoint = np.tile([0, 1], count)
+        self.asked = 0
+
+    @property
+    def exact(self):
+        self.asked += 1
+        return self.endpoint == 0
+
+
+def test_many_collectives_seen_in_part_do_not_take_their_square():
+    """Two kinds of strangers in turns made 60 s of CPU of 40,000 packets."""
+    entries, instance = (
+        Counted(1000),
+        SimpleNamespace(
+            order=(0, 1), view=SimpleNamespace(near=0), hides_ranks=False, placement=SimpleNamespace(nodes=())
+        ),
+    )
+    instances = [instance] * 1000
+    assert _seen_with(instances, entries, np.ones(1000, bool)) == {0: [], 1: [0]}
+    assert relative.short_of_ranks(entries, instances).all()
+    assert entries.asked == 2

@@ -45,6 +45,39 @@ def test_what_is_kept_is_bounded_and_the_longest_unused_goes_first() -> None:
     assert store.taken == 0
 
 
+def test_what_was_not_used_between_two_turns_is_forgotten() -> None:
+    """In an agent one analysis of an odd moment filled the store for good."""
+    made: list[int] = []
+    store = Store(most=5000)
+
+    @store.remembered
+    def row(n: int) -> np.ndarray:
+        made.append(n)
+        return np.zeros(n, np.uint8)
+
+    row(1000)
+    store.turn()
+    row(800)
+    row(1000)
+    store.turn()
+    row(1000)
+    row(800)
+    assert made == [1000, 800]
+    store.turn()
+    row(1000)
+    store.turn()
+    row(1000)
+    row(800)
+    assert made == [1000, 800, 800]
+    row(4500)  # displaces the mark of the last turn, too
+    store.turn()
+    row(4500)
+    assert made == [1000, 800, 800, 4500]
+    for _ in range(2):
+        store.turn()
+    assert store.taken == 0
+
+
 def test_functions_do_not_take_each_others_results() -> None:
     store = Store()
     double, triple = store.remembered(lambda n: 2 * n), store.remembered(lambda n: 3 * n)

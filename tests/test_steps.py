@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from itertools import combinations
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,8 +12,19 @@ from collective_worlds import World, algorithm_of, run_job
 
 from dpuflow.entries import build_entries
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.schema.rows import Op
-from dpuflow.verdicts.steps import Steps, _covered, _drawn, _pattern, _recurring, find_steps, jobs
+from dpuflow.outline import list_steps
+from dpuflow.schema.rows import NEVER, Op
+from dpuflow.verdicts.parallelism import Tokens
+from dpuflow.verdicts.steps import (
+    Steps,
+    _covered,
+    _drawn,
+    _pattern,
+    _recurring,
+    find_steps,
+    jobs,
+    lengths,
+)
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -159,3 +171,19 @@ def test_marked_ones_drawn_by_chance() -> None:
     for least in range(draws + 1):
         hits = sum(sum(each < marked for each in way) >= least for way in ways)
         assert _drawn(least, draws, marked, total) == pytest.approx(hits / len(ways))
+
+
+def test_a_step_whose_end_is_unknown_has_no_length() -> None:
+    """Its end counted as the least of all times: the steps beside it overflowed."""
+    steps = Steps([0, 1], 0, 1, by_pause=False, ends=np.arange(6))
+    entries = SimpleNamespace(leave_ns=np.array([NEVER, 100, 130, NEVER, 170, 220]))
+    numbers, took_ns = lengths(steps, entries)  # type: ignore[arg-type]
+    assert numbers.tolist() == [2, 5]
+    assert took_ns.tolist() == [30, 50]
+    (row,) = list_steps([steps], [None], entries)  # type: ignore[arg-type]
+    assert (row.count, row.step_ns, row.start_ns, row.end_ns) == (2, 40, 100, 220)
+    tokens = Tokens(steps, np.array([0, 1, 2, 3, 5]), np.array([4]))
+    (row,) = list_steps([steps], [tokens], entries)  # type: ignore[arg-type]
+    assert (row.kind, row.count, row.start_ns) == ("decode", 2, 100)  # of the prompt's step nothing is known
+    unknown = SimpleNamespace(leave_ns=np.full(6, NEVER))
+    assert list(list_steps([steps], [None], unknown)) == []  # type: ignore[arg-type]

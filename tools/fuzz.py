@@ -23,6 +23,7 @@ import gzip
 import itertools
 import os
 import resource
+import signal
 import struct
 import subprocess
 import sys
@@ -49,7 +50,8 @@ import naive_parse  # noqa: E402
 import readings  # noqa: E402
 import shapes  # noqa: E402
 
-CASE_SECONDS = 60  # a case takes well under one
+CASE_SECONDS = 60  # of CPU; a case takes well under one
+STUCK_SECONDS = 900  # that nothing happens at all
 MOST_MIB = 600  # resident; the reader's own buffers take some 20
 MOST_FILE = 1 << 19
 CHUNK = 400  # cases a process runs
@@ -297,9 +299,11 @@ def one(kind: str, seed: int) -> int:
 def work(kind: str, first: int, last: int, mark: Path) -> int:
     """A run of cases in this process; each failure on a line of its own."""
     failed = inputs = 0
+    faulthandler.register(signal.SIGPROF, chain=True)  # says where it was, and ends the process
     for seed in range(first, last):
         mark.write_text(f"{seed} {inputs}")
-        faulthandler.dump_traceback_later(CASE_SECONDS, exit=True)
+        signal.setitimer(signal.ITIMER_PROF, CASE_SECONDS)
+        faulthandler.dump_traceback_later(STUCK_SECONDS, exit=True)
         try:
             inputs += one(kind, seed)
         except Exception as error:
@@ -313,6 +317,7 @@ def work(kind: str, first: int, last: int, mark: Path) -> int:
             print(f"{kind}:{seed}: more than {MOST_MIB} MiB", flush=True)
             return 1
     mark.write_text(f"{last - 1} {inputs}")
+    signal.setitimer(signal.ITIMER_PROF, 0)
     faulthandler.cancel_dump_traceback_later()
     return failed
 

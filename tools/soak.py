@@ -93,13 +93,18 @@ class Jobs(threading.Thread):
 
 
 def used(pid: int) -> tuple[float, float, float, int, int]:
-    """CPU seconds, resident MiB, those that map neither ring nor files, threads and open files."""
-    stat = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    """CPU seconds and own memory (MiB, neither ring nor files) of the agent and of the process of its API;
+    of the agent resident MiB, threads and open files."""
+    beside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    ticks = own = 0
+    for process in (pid, *beside):
+        stat = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
+        ticks += int(stat[11]) + int(stat[12])
+        status = Path(f"/proc/{process}/status").read_text()
+        own += int(status.partition("RssAnon:")[2].split()[0])
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 2**20
-    files = len(os.listdir(f"/proc/{pid}/fd"))
-    status = Path(f"/proc/{pid}/status").read_text()
-    own = int(status.partition("RssAnon:")[2].split()[0]) / 1024
-    return (int(stat[11]) + int(stat[12])) / TICKS, resident, own, int(stat[17]), files
+    threads = len(os.listdir(f"/proc/{pid}/task"))
+    return ticks / TICKS, resident, own / 1024, threads, len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def main() -> None:

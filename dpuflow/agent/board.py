@@ -214,6 +214,13 @@ class Board:
         self._subscribers: list[Subscription] = []
         self._errors: dict[str, int] = {}
 
+    def keep(self, windows: int) -> None:
+        """Hold so many windows at most from now on."""
+        with self._lock:
+            while len(self._windows) > windows:
+                self._forget_oldest()
+            self._windows = deque(self._windows, maxlen=windows)
+
     def publish(self, window: Window, findings: tuple[FindingState, ...] = ()) -> None:
         """Add a window and the findings that opened, changed or closed with it."""
         before = self.latest()

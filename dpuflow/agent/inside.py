@@ -12,13 +12,14 @@ import os
 import pickle
 import signal
 import socket
+import time
 from typing import TYPE_CHECKING, Any
 
 from dpuflow.agent.board import Board
 from dpuflow.agent.capabilities import renounce
 from dpuflow.agent.log import FromLogging, Log
 from dpuflow.agent.outside import receive, send
-from dpuflow.agent.usage import restrain_allocator
+from dpuflow.agent.usage import TRIM_S, give_back, restrain_allocator
 from dpuflow.errors import DpuflowError
 
 if TYPE_CHECKING:
@@ -34,11 +35,15 @@ def main(fd: int) -> None:
     restrain_allocator()
     channel, board = socket.socket(fileno=fd), Board()
     parts: Outlets | None = None
+    trimmed_s = time.monotonic()
     try:
         while (data := receive(channel)) is not None:
             kind, what = pickle.loads(data)
             if kind == "event":
                 board.take(what)
+                if time.monotonic() - trimmed_s >= TRIM_S:
+                    trimmed_s = time.monotonic()
+                    give_back()
                 continue
             try:
                 if parts is None:

@@ -29,10 +29,11 @@ from dpuflow.agent.stream import Stream
 from dpuflow.agent.told import in_words, tell
 from dpuflow.agent.tracker import Tracker
 from dpuflow.agent.traffic import pauses_of, traffic_between
-from dpuflow.agent.usage import Memory, give_back, memory, resident_bytes, restrain_allocator
+from dpuflow.agent.usage import TRIM_S, Memory, give_back, memory, resident_bytes, restrain_allocator
 from dpuflow.agent.windows import Windows
 from dpuflow.errors import DpuflowError
 from dpuflow.results import Analysis
+from dpuflow.schedules.remembered import STORE
 from dpuflow.schema.ring import LOSSES
 
 if TYPE_CHECKING:
@@ -51,11 +52,11 @@ if TYPE_CHECKING:
 IDLE_S: Final = 60.0
 """Findings outlast a job's silence for this long: its next step may still be coming."""
 HEALTH_S: Final = 1.0
-TRIM_S: Final = 60.0
-"""Memory that is free within the heaps goes back to the kernel this often,"""
+TURN_S: Final = 600.0
+"""What no analysis used for so long, and up to twice as long, is kept no more (``schedules.remembered``)."""
 SHORT: Final = 0.8
 SHORT_TRIM_S: Final = 5.0
-"""and so often where more than SHORT of the ceiling is used."""
+"""Free memory goes back to the kernel so often where more than SHORT of the ceiling is used."""
 
 
 class Service:
@@ -90,7 +91,7 @@ class Service:
         self._sampled: deque[tuple[int, int]] = deque()  # until when, packets left out by then
         self._let_go = 0  # messages that there was no room for
         self._cpu_share = 0.0
-        self._told_s = self._trimmed_s = self._started_s
+        self._told_s = self._trimmed_s = self._turned_s = self._started_s
         self._reason: str | None = None
         self._obey(self.governor.orders)
         self.history: History | None = None
@@ -125,6 +126,7 @@ class Service:
         try:
             self.outlets = outside = Process(self.board, self.config, self.log)
             self.budget.beside = outside.cpu_s
+            self.board.keep(1)  # whoever asks for older ones asks that process
         except OSError as error:
             self.log.warning("api_shared", f"no process of its own for the API: {error.strerror or error}")
             self.outlets = outlets.start(self.board, self.config)
@@ -247,6 +249,9 @@ class Service:
         self._obey(self.governor.look(use, seconds))
         health, limits = self.health(), self.config.limits
         self.board.report(health)
+        if now_s - self._turned_s >= TURN_S:
+            self._turned_s = now_s
+            STORE.turn()
         if now_s - self._trimmed_s >= (SHORT_TRIM_S if use.rss > SHORT * limits.memory else TRIM_S):
             self._trimmed_s = now_s
             give_back()

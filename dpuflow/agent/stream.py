@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 MOST_FRAMES: Final = 1 << 30  # numbers of frames are taken down before they reach the 31 bits they have
-FEW_FLOWS: Final = 4096  # so many idle flows are kept: they may go on
+FEW_FLOWS: Final = 1024  # so many idle flows are kept, some 6 kB each: they may go on
 COUNTERS: Final = (
     "packets", "bytes", "messages", "retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak",
     "rnr", "zero_window", "spurious",

@@ -15,7 +15,9 @@ from typing import Final, NamedTuple
 _PAGE: Final = os.sysconf("SC_PAGE_SIZE")
 _ARENA_MAX, _MMAP_THRESHOLD = -8, -3  # malloc.h: M_ARENA_MAX, M_MMAP_THRESHOLD
 _ARENAS: Final = 2
-_MAPPED_BYTES: Final = 1 << 20  # a block as large as this is mapped by itself, and goes back when it is freed
+TRIM_S: Final = 60.0
+"""Memory that is free within the heaps goes back to the kernel (``give_back``) this often."""
+_MAPPED_BYTES: Final = 128 << 10  # a block as large as this is mapped by itself, and goes when it is freed
 
 
 class Memory(NamedTuple):

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.agent.baseline import Baseline
 from dpuflow.entries import AT_LEAST, EXACT
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Role
 from dpuflow.store.segments import only_flows
@@ -71,7 +72,7 @@ class Windows:
         ] = {}  # since when a collective is told like this
         self._handed: dict[tuple[str, str, str], int] = {}  # way of transfers: end of the last one published
         self._shifted_ns = 0  # by how much the clock has been set since the start
-        self._baseline: list[Counts] = []  # counters of the flows at some times within the span
+        self._baseline = Baseline()  # counters of the flows at some times within the span
 
     def step(self, tables: CaptureTables, counts: Counts, until_ns: int) -> Settled:
         """Settle what can be, ``tables`` holding all that came before ``until_ns``; ``counts`` are theirs."""
@@ -93,7 +94,7 @@ class Windows:
         self._frontier_ns = max(self._frontier_ns, settled_ns)
         analysis, late, counted = _only(worked, chosen)
         analysis.transfers = self._transfers(worked.analysis, cut_ns, until_ns)
-        self._note(counts, cut_ns)
+        self._baseline.note(counts, self.span_s * 1e9 / 12, cut_ns)
         return Settled(analysis, late, counted, until_ns, before_ns, int(open_.sum()))
 
     def shift(self, step_ns: int) -> None:
@@ -102,13 +103,13 @@ class Windows:
         if self._frontier_ns != NEVER:
             self._frontier_ns += step_ns
         self._handed = {way: end_ns + step_ns for way, end_ns in self._handed.items()}
-        self._baseline = [replace(each, time_ns=each.time_ns + step_ns) for each in self._baseline]
+        self._baseline.shift(step_ns)
 
     def _within(self, tables: CaptureTables, counts: Counts) -> CaptureTables:
         """The tables with the flows of what is held of messages alone, and counters that cover about that."""
         flows, info = tables.flows, tables.info
-        if self._baseline:
-            base = self._baseline[0]
+        base = self._baseline.before(counts)
+        if base is not None:
             flows = flows.copy()
             for name, values in zip(_counter_names(), grown(base, counts).T, strict=True):
                 flows[name] = values.astype(flows[name].dtype)
@@ -118,16 +119,6 @@ class Windows:
         used = flows["packets"] > 0
         used[tables.messages["flow"]] = True
         return only_flows(replace(tables, flows=flows, info=info), used)
-
-    def _note(self, counts: Counts, cut_ns: int) -> None:
-        """Remember the counters, a dozen times a span, and of those before the cut the last ones."""
-        apart_ns = self.span_s * 1e9 / 12
-        if not self._baseline or counts.time_ns - self._baseline[-1].time_ns >= apart_ns:
-            self._baseline.append(counts)
-        while len(self._baseline) > 1 and self._baseline[1].time_ns <= cut_ns:
-            del self._baseline[0]
-        while len(self._baseline) > 16:
-            del self._baseline[1::2]
 
     def _fresh(self, spans: _Spans) -> NDArray[np.bool_]:
         """Collectives most of whose messages were in none before, and that began in what is held whole."""

@@ -53,6 +53,7 @@ def likely_entries(entries: Entries, exchanges: Rows, instances: Sequence[Instan
     """
     out = entries.heard
     likely, by, by_act = out.likely_ns.copy(), out.by_ns.copy(), out.by_act.copy()
+    exact = entries.exact
     for number, instance in enumerate(instances):
         heard = heard_of(exchanges, instance)
         if not heard:
@@ -64,7 +65,7 @@ def likely_entries(entries: Entries, exchanges: Rows, instances: Sequence[Instan
         pace = (float(law.median_ns[first]), float(law.slow_ns[first]))
         for row, (when, shown, act) in _fit(heard, rows, captured, entries, pace).items():
             likely[row] = when
-            if not entries.exact[row]:
+            if not exact[row]:
                 by[row], by_act[row] = shown, act
     return Heard(likely, by, by_act)
 
@@ -201,17 +202,16 @@ def bound_above(
     rule, enter = entries.rule.copy(), relative.enter_ns.copy()
     act, after = entries.act.copy(), entries.after.copy()
     lateness, bound, error = relative.lateness_ns.copy(), relative.bound.copy(), relative.error_ns.copy()
-    likely = _likely_ns(entries, instances)
+    likely, exact = _likely_ns(entries, instances), entries.exact
     for number in numbers.tolist():
         near = instances[number].view.near or frozenset()
         rows = np.arange(*entries.offsets[number : number + 2])
-        exact = entries.exact[rows]
-        if not exact.any():
+        if not exact[rows].any():
             continue
-        row = _latest(entries, rows[likely[rows] != NEVER], likely)
+        row = _latest(entries, rows[likely[rows] != NEVER], likely, exact)
         # Late by no less than 0 says nothing, but of a captured rank it goes with an entry that is known.
         vague = bound[row] == AT_LEAST and lateness[row] == 0 and int(entries.endpoint[row]) not in near
-        others = likely[rows[exact & (rows != row)]]
+        others = likely[rows[exact[rows] & (rows != row)]]
         ahead = int(likely[row] - others.max()) if len(others) else 0
         if ahead <= 0 or not (vague or bound[row] == UNOBSERVABLE):
             continue
@@ -219,7 +219,7 @@ def bound_above(
         if floors[number] == NEVER:
             continue
         by = int(entries.enter_ns[row])
-        if not entries.exact[row]:
+        if not exact[row]:
             rule[row], after[row] = Rule.WAITED, NONE32
             if entries.heard.by_ns[row] != NEVER:
                 by, act[row] = int(entries.heard.by_ns[row]), entries.heard.by_act[row]
@@ -230,8 +230,10 @@ def bound_above(
     return Bounded(entries, Relative(lateness, bound, error, enter), later)
 
 
-def _latest(entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64]) -> int:
-    """Which of ``rows`` is likely to have entered last.
+def _latest(
+    entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64], exact: NDArray[np.bool_]
+) -> int:
+    """Which of ``rows`` is likely to have entered last; ``exact`` and ``likely`` are of all rows.
 
     Of two the one that was heard of first counts, unless the second is dated or is later by more than
     hand-overs differ: what was heard by way of others may be the delay of the first once more.
@@ -239,7 +241,7 @@ def _latest(entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64]
     shown = np.where(entries.heard.by_ns != NEVER, entries.heard.by_ns, entries.enter_ns)[rows]
     best, *others = rows[np.argsort(shown, kind="stable")].tolist()
     for row in others:
-        margin = 0 if entries.exact[row] else max(int(entries.margins.spread_ns[row]), 0)
+        margin = 0 if exact[row] else max(int(entries.margins.spread_ns[row]), 0)
         best = row if likely[row] > likely[best] + margin else best
     return int(best)
 

@@ -45,9 +45,10 @@ def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[n
     short = np.array(
         [i.view.near is not None or hidden for i, hidden in zip(instances, hides, strict=True)], bool
     )
+    exact = entries.exact
     for number in np.flatnonzero(short).tolist():
         rows = slice(*entries.offsets[number : number + 2].tolist())
-        short[number] = hides[number] or not entries.exact[rows].all()
+        short[number] = hides[number] or not exact[rows].all()
     return short
 
 

@@ -8,6 +8,8 @@ import numpy as np
 
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.results.figures import Decode, Tax
+from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.steps import lengths
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -64,12 +66,13 @@ def list_decode(
     for each, told in zip(steps, tokens, strict=True):
         if told is None:
             continue
-        ends = entries.leave_ns[each.ends]
-        took = np.diff(ends)
-        decode, prefill = (numbers[numbers > 0] - 1 for numbers in (told.decode, told.prefill))
-        if not len(decode):
+        numbers, took = lengths(each, entries)
+        decode, prefill = (np.isin(numbers, chosen) for chosen in (told.decode, told.prefill))
+        if not decode.any():
             continue
-        gaps = np.diff(ends[told.decode])
+        ends = entries.leave_ns[each.ends[told.decode]]
+        known = ends != NEVER
+        gaps = np.diff(ends)[known[1:] & known[:-1]]
         sizes = {instances[n].size for n in entries.collective[each.ends[told.decode]].tolist()}
         yield Decode(
             endpoints=each.endpoints,

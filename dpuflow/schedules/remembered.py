@@ -30,6 +30,7 @@ SMALL: Final = 1 << 16
 """A result is passed over as often as it fits into so many bytes,"""
 MOST_PASSES: Final = 16
 """but no more than so often: one sweep over large schedules takes no small results away."""
+_TURN: Final = "turn"  # stands in the order where the last turn was; results have tuples for keys
 MEASURED: Final = 16
 """Members of a collection that are measured; the others are taken to be like them."""
 
@@ -72,6 +73,13 @@ class Store:
                     self.taken -= freed
             self._held[key] = result, size, min(SMALL // size, MOST_PASSES)
             self.taken += size
+
+    def turn(self) -> None:
+        """Forget what was not used since the turn before: of one odd job much may be kept for nothing."""
+        with self._lock:
+            while _TURN in self._held:
+                self.taken -= self._held.popitem(last=False)[1][1]
+            self._held[_TURN] = None, 0, 0
 
     def clear(self) -> None:
         """Forget all."""

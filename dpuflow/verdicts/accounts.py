@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.entries import Rule, previous_row
+from dpuflow.entries.rows import EXACT_RULES
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
 from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
@@ -287,7 +288,7 @@ def _why_longer(row: int, entries: Entries, known: Known) -> str:
         return "credit"
     if entries.rule[row] == Rule.QUEUED:
         return "library"
-    return "" if entries.exact[row] or known.apart[entries.collective[row]] else "unexplained"
+    return "" if entries.rule[row] in EXACT_RULES or known.apart[entries.collective[row]] else "unexplained"
 
 
 class _Joins:

@@ -89,6 +89,14 @@ def find_steps(
     return found, step
 
 
+def lengths(steps: Steps, entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Numbers of the steps whose end, and that of the step before, are known; how long each took, ns."""
+    ends_ns = entries.leave_ns[steps.ends]
+    known = ends_ns != NEVER
+    numbers = 1 + np.flatnonzero(known[1:] & known[:-1])
+    return numbers, ends_ns[numbers] - ends_ns[numbers - 1]
+
+
 def jobs(instances: Sequence[Instance]) -> list[list[int]]:
     """Endpoints that collectives or transfers connect, in order of the smallest."""
     groups = connected({tuple(i.order) for i in instances}, lambda order: order)
