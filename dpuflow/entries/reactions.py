@@ -8,13 +8,13 @@ waited (``released``, ``blockers``); how far two hand-overs differ it says as we
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import lru_cache
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentile, percentiles, quantiles
 from dpuflow.entries.rows import BEYOND, FEWEST, ONE_SIDED, QUICK, SLOW, Rule
+from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def apart_ns(values: Ints) -> float:
     return percentiles(some[other] - some[one], (_WIDE,), len(some) * (len(some) - 1) // 2 - len(one))[0]
 
 
-@lru_cache(maxsize=8)
+@remembered
 def _widest(n: int) -> tuple[Ints, Ints]:
     """The pairs of ``n`` sorted values that may be among the twentieth that is farthest apart.
 
