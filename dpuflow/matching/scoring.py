@@ -72,7 +72,14 @@ class Scorer:
             # Of equal ones the finest: it assumes least about what belongs together.
             return round(self.score(streams, *run) * _explained(run) / most, 2), run[1]
 
-        return max(equal, key=lambda run: (*worth(run), -len(run[0].order)))
+        def waited(run: Run) -> tuple[float, int]:
+            # Of one algorithm with other numbers of ranks the one whose inputs were waited for.
+            tight = 0.0 if run[0].near is None else round(self.causality(streams, *run)[1], 1)
+            return tight, -len(run[0].order)
+
+        chosen = max(equal, key=lambda run: (*worth(run), -len(run[0].order)))
+        alike = [run for run in equal if run[0].algorithm is chosen[0].algorithm]
+        return max((run for run in alike if worth(run) == worth(chosen)), key=waited)
 
     def fitting(
         self, streams: Streams, runs: Sequence[Run], most: int

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
 TRIES = 24
-"""Of these, the offsets to try: behind the first long pauses."""
+"""Of these, the offsets to try: behind the first long pauses, and the longest."""
 EARLY = 4
 """So many messages a rank at the front have their own longest pauses tried."""
 
@@ -256,10 +256,11 @@ class _Segmenter:
         # A stream of a few collectives has few places to begin at.
         tries = min(TRIES, len(ahead) // len(self.endpoints)) // 2
         first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[:tries] + 1
+        longest = np.argsort(-pause[1:], kind="stable")[:tries] + 1
         # Later pauses may be longer; yet a few messages may be all that a collective lacks here.
         early = np.argsort(-pause[1 : 1 + EARLY * len(self.endpoints)], kind="stable")[: tries // 2] + 1
         found = {(0,) * len(at): np.zeros(len(at), np.int64)}
-        for place in np.unique(np.concatenate([first, early])).tolist():
+        for place in np.unique(np.concatenate([first, longest, early])).tolist():
             beginning = np.bincount(lanes[:place], minlength=len(at))
             found.setdefault(tuple(beginning.tolist()), beginning)
         return sorted(found.values(), key=lambda beginning: int(beginning.sum()))
