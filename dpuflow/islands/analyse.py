@@ -37,8 +37,8 @@ SAME_SIZE: Final = 1.1
 MOST_SHIFTED: Final = 64
 """So many operations one NIC's captures may have begun later than another's, at most."""
 CLOSER: Final = 30
-"""Operations lie beside others than those in the same place where they lie so many times closer: of steps that
-are even but for noise some shift is closer by chance, by a few times."""
+"""Operations lie beside others than those in the same place where they lie so many times closer. Of steps that
+are even but for noise some shift is closer by chance: a few times."""
 _FAR: Final = np.iinfo(np.int64).max
 _IN_NODES: Final = ("tree", "chain")
 
