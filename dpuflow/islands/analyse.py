@@ -37,7 +37,7 @@ SAME_SIZE: Final = 1.1
 MOST_SHIFTED: Final = 64
 """So many operations one NIC's captures may have begun later than another's, at most."""
 CLOSER: Final = 30
-"""Operations lie beside others than those in the same place where they lie so many times closer. Of steps that
+"""Operations lie beside others than those in the same place where they lie so many times closer. Where steps
 are even but for noise some shift is closer by chance: a few times."""
 _FAR: Final = np.iinfo(np.int64).max
 _IN_NODES: Final = ("tree", "chain")
