@@ -177,6 +177,8 @@ def _candidates(tables: CaptureTables) -> list[list[int]]:
     packets = np.maximum(flows["packets"], 1).astype(np.float64)
     ends = tables.endpoints["packets_out"] + tables.endpoints["packets_in"].astype(np.float64)
     total = float(tables.endpoints["packets_out"].sum())
+    if not total:  # a window that only settles earlier messages counts no packets: each flow is as good
+        ends, total = np.bincount(np.r_[src, dst], minlength=len(ends)).astype(np.float64), float(len(src))
     single = [[row] for row in range(len(tables.endpoints))]
     for sets in (single, _ports(tables)):
         port = np.zeros(len(tables.endpoints), np.int64)

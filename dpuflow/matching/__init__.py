@@ -42,7 +42,7 @@ def build_collectives(job: Job) -> list[Instance]:
     from dpuflow.matching.structured import structured_instances
     from dpuflow.matching.tagged import nonblocking_rows, tagged_instances
 
-    exchanges, near = job.exchanges, job.near
+    exchanges = job.exchanges
     EXCHANGE.check(exchanges)
     op, wire = np.ascontiguousarray(exchanges["op"]), np.ascontiguousarray(exchanges["wire"])
     told = (op != Op.UNKNOWN) & (op != Op.SEND_RECV)
@@ -56,7 +56,7 @@ def build_collectives(job: Job) -> list[Instance]:
             instances.extend(composed(exchanges, read))
     for unnamed in _unnamed(exchanges, op, wire):
         cut = cut_streams(job, edge_streams(exchanges, unnamed), Op.UNKNOWN)
-        if near is None and _told(cut) < MOST * len(unnamed):
+        if job.near is None and _told(cut) < MOST * len(unnamed):
             cut = read_unnamed(job, unnamed)
         instances.extend(cut if _told(cut) >= MOST * len(unnamed) else repeated_instances(job, unnamed))
     for communicator in _communicators(exchanges, nonblocking_rows(exchanges)):
@@ -79,10 +79,17 @@ def build_collectives(job: Job) -> list[Instance]:
     for communicator in _communicators(exchanges, np.flatnonzero(op == Op.SEND_RECV)):
         rounds, alone = rounds_of(job, communicator)
         instances.extend([*rounds, *_send_recv(exchanges, alone)])
-    if near is not None:
+    _tell_views(job, instances)
+    instances.sort(key=lambda instance: int(instance.rows[0]))
+    return instances
+
+
+def _tell_views(job: Job, instances: list[Instance]) -> None:
+    """Tell each collective which of its ranks were captured, and whether it is whole."""
+    if job.near is not None:
         for instance in instances:
-            instance.view = replace(instance.view, near=near)
-        mark_at_once(job, instances, near)
+            instance.view = replace(instance.view, near=job.near)
+        mark_at_once(job, instances, job.near)
     if job.but_one is not None:
         for instance in instances:
             if _may_go_on(instance, job.but_one):
@@ -90,8 +97,6 @@ def build_collectives(job: Job) -> list[Instance]:
     for instance in instances:
         if instance.algorithm is None and instance.op != Op.SEND_RECV and _ends_before(job, instance):
             instance.complete = False
-    instances.sort(key=lambda instance: int(instance.rows[0]))
-    return instances
 
 
 def _ends_before(job: Job, instance: Instance) -> bool:
