@@ -400,7 +400,7 @@ def _shift(a: Read, b: Read) -> int | None:
     if 0 in spread and len(began[0]) == len(began[1]):
         return best if CLOSER * spread[best] < spread[0] else 0
     others = [far for shift, far in spread.items() if shift != best]
-    return best if not others or CLOSER * spread[best] < min(others) else None
+    return best if others and CLOSER * spread[best] < min(others) else None
 
 
 def _began(read: Read) -> Ints:
@@ -410,13 +410,14 @@ def _began(read: Read) -> Ints:
 
 
 def _spread(a: Ints, b: Ints) -> float:
-    """How far two clocks' times of the same events are from lying at one distance, in the median."""
+    """How far nearly all of two clocks' times of the same events are from lying at one distance: where one of
+    them was missed, those after it lie beside others."""
     count = min(len(a), len(b))
     seen = (a[:count] != _FAR) & (b[:count] != _FAR)
     if not seen.any():
         return 0.0
     apart = (a[:count] - b[:count])[seen]
-    return float(np.median(np.abs(apart - np.median(apart - apart[0]) - apart[0])))
+    return float(np.quantile(np.abs(apart - np.median(apart - apart[0]) - apart[0]), EXPLAINED))
 
 
 def _lay_beside(read: Read, other: Read) -> None:
