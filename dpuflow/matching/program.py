@@ -77,16 +77,18 @@ def read_unnamed(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
 def in_program_order(job: Job, cut: Sequence[Instance]) -> Sequence[Instance]:
     """The collectives of one communicator all of whose messages were captured.
 
-    They stay as they were ``cut``, operation by operation, where that keeps the order of the programs but for
-    a few, as messages that are missing make of any; else they are read in that order.
+    They stay as they were ``cut``, operation by operation, where that keeps the order of the programs; else
+    they are read in that order, if that tells all of them, or where the cut keeps it of too few for lost
+    messages to be the reason.
     """
     rows = np.sort(np.concatenate([instance.rows for instance in cut]))
     before = sorted(cut, key=lambda instance: int(instance.rows[0]))
     held = _Program(job, rows).in_order(before)
-    if held >= MOST * len(rows):
+    if held == len(rows):
         return cut
     read = _Program(job, rows).run()
-    return read if sum(len(each.rows) for each in read if each.algorithm is not None) > held else cut
+    told = sum(len(each.rows) for each in read if each.algorithm is not None)
+    return read if told == len(rows) or (told > held and held < MOST * len(rows)) else cut
 
 
 class _Program:
