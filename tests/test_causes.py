@@ -4,16 +4,29 @@ from __future__ import annotations
 
 from copy import deepcopy
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 from collective_worlds import HOP, TIME_0, World, algorithm_of, captured
 
-from dpuflow.entries import build_entries, relate, weigh
+from dpuflow.entries import Entries, Rule, build_entries, relate, weigh
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
 from dpuflow.schema.rows import NEVER, Op, Wire
-from dpuflow.verdicts.causes import COMPUTE, HOST, NETWORK, NONE, RECEIVER, Waits, causes_of
+from dpuflow.verdicts.causes import (
+    AT_PLACE,
+    COMPUTE,
+    HOST,
+    NETWORK,
+    NONE,
+    OF_KIND,
+    RECEIVER,
+    Waits,
+    _against_usual,
+    causes_of,
+)
 from dpuflow.verdicts.excess import charge
 
 MS = 1_000_000
@@ -283,3 +296,24 @@ def test_what_excuses_a_rank_accuses_no_other() -> None:
     assert known[2:].all()
     assert (causes.excess_ns[known & (entries.endpoint == 1)] < MS // 2).all()
     assert (causes.excess_ns[known & (entries.endpoint == 0)] < -3 * MS).all()
+
+
+@pytest.mark.parametrize(("dated", "usual"), [((4, 5), OF_KIND), ((3, 4, 5), AT_PLACE)])
+def test_a_single_peer_that_is_told_clears_nobody(dated: tuple[int, ...], usual: int) -> None:
+    """Of six ranks: a chain shows its last two alone, and both of them may be late."""
+    turns, ranks = 12, 6
+    endpoint, collective = np.tile(np.arange(ranks), turns), np.repeat(np.arange(turns), ranks)
+    exact = np.isin(endpoint, dated)
+    entries = cast(
+        Entries,
+        SimpleNamespace(
+            endpoint=endpoint, collective=collective, exact=exact, told=np.ones(len(exact), bool),
+            enter_ns=collective * 100 * MS + 24 * MS, offsets=np.arange(turns + 1) * ranks,
+            rule=np.where(exact, int(Rule.FREE_STEP), int(Rule.AFTER_INPUT)),
+        ),
+    )  # fmt: skip
+    since, nobody = np.stack([collective * 100 * MS] * 2), np.zeros(len(exact), bool)
+    alike = (np.zeros(len(exact), np.int64), np.zeros(len(exact), np.int64))
+    excess, by = _against_usual(entries, since, np.zeros(len(exact), np.int64), nobody, alike)
+    assert (by[endpoint == 5] == usual).all()
+    assert (excess == 0).all()

@@ -186,8 +186,9 @@ def _ends_with_last(instance: Instance) -> bool:
 def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: Ints) -> Tail | None:
     """By how much hand-overs of all hosts were seen to exceed the usual in mid-operation; None of too few.
 
-    NCCL's proxy thread spins, over RoCE and sockets, and GPUs work whatever it does: where none of its
-    hand-overs is seen they have no stalls. Of puts no packet says whether a GPU posted them.
+    NCCL's proxy thread spins (over sockets, too, where it has no helper threads, as by default), and GPUs
+    work whatever it does: where none of its hand-overs is seen they have no stalls. Of puts no packet says
+    whether a GPU posted them.
     From an operation's last input to the next one's first entry only what ends its connection's part counts
     (rings, all_to_alls): elsewhere the rank had more to do. ``of_row``: the group of each row.
     """

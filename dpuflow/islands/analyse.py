@@ -367,18 +367,26 @@ def _in_part(read: Read) -> int | None:
     return found.pop() if len(found) == 1 and part else None
 
 
-def _same(a: Read, b: Read, shift: int = 0) -> bool:
-    """Whether the operations of both, as far as both go, are the same in the same order: those of the first
-    from its number ``shift`` on those of the second (negative: the other way round)."""
-    ones, others = a.instances[max(shift, 0) :], b.instances[max(-shift, 0) :]
-    ratios = []
-    for one, two in zip(ones, others, strict=False):
-        names = [None if i.algorithm is None else i.algorithm.name for i in (one, two)]
-        if one.op != two.op or names[0] != names[1]:
-            return False
-        if one.size and two.size:
-            ratios.append(one.size / two.size)
-    return not ratios or max(ratios) <= SAME_SIZE * min(ratios)
+def _same(a: tuple[Ints, Ints], b: tuple[Ints, Ints]) -> bool:
+    """Whether operations, as far as both go, are the same in the same order; each by kind and bytes (0: not
+    told), as of ``_kinds``."""
+    count = min(len(a[0]), len(b[0]))
+    if (a[0][:count] != b[0][:count]).any():
+        return False
+    told = (a[1][:count] > 0) & (b[1][:count] > 0)
+    ratios = a[1][:count][told] / b[1][:count][told]
+    return not len(ratios) or bool(ratios.max() <= SAME_SIZE * ratios.min())
+
+
+def _kinds(*reads: Read) -> list[tuple[Ints, Ints]]:
+    """Of each island's operations a number of operation and algorithm, and the bytes (0: not told)."""
+    numbers: dict[tuple[object, ...], int] = {}
+    out = []
+    for read in reads:
+        names = [(i.op, None if i.algorithm is None else i.algorithm.name) for i in read.instances]
+        kinds = np.array([numbers.setdefault(name, len(numbers)) for name in names], np.int64)
+        out.append((kinds, np.array([i.size or 0 for i in read.instances], np.int64)))
+    return out
 
 
 def _shift(a: Read, b: Read) -> int | None:
@@ -387,12 +395,17 @@ def _shift(a: Read, b: Read) -> int | None:
     Where captures begin apart, operations that are all alike fit one beside the other: the times between them
     tell, which vary from one to the next. As many of both are the same unless others lie far closer.
     """
-    began = _began(a), _began(b)
+    began, (here, there) = (_began(a), _began(b)), _kinds(a, b)
     least = max(len(began[0]), len(began[1])) // 2 + 1
+
+    def alike(shift: int) -> bool:
+        begin, other = max(shift, 0), max(-shift, 0)
+        return _same((here[0][begin:], here[1][begin:]), (there[0][other:], there[1][other:]))
+
     spread = {
         shift: _spread(began[0][max(shift, 0) :], began[1][max(-shift, 0) :])
         for shift in range(max(least - len(began[1]), -MOST_SHIFTED), len(began[0]) - least + 1)
-        if shift <= MOST_SHIFTED and _same(a, b, shift)
+        if shift <= MOST_SHIFTED and alike(shift)
     }
     if not spread:
         return None

@@ -85,7 +85,7 @@ def of_nobody(result: Analysis, names: Names) -> tuple[str, str]:
         who = listed([names.short(row.endpoint) for row in perhaps], 3, "or")
         return (
             f"{who}, OR ONE THAT {'IT WAITS' if len(perhaps) == 1 else 'THEY WAIT'} FOR, CAME LATE. Which of"
-            f" them, and why, cannot be told from the nodes captured.{_add_captures(result)}"
+            f" them, and why, cannot be told from these captures.{_add_captures(result)}"
         ), "warn"
     return _clear_headline(result, names)
 
@@ -192,7 +192,8 @@ def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
         often = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
         often += [f"{len(once) - len(often)} more"] if len(once) > len(often) else []
         return f"late at times, which stalls of their hosts may explain: {listed(often)}"
-    hidden = [row.detectable_ns for row in blind if row.detectable_ns is not None]
+    beyond = [row for row in blind if row.unjudged in (None, "hidden")]
+    hidden = [row.detectable_ns for row in beyond if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):
         step = [steps.step_ns for steps in result.steps]
         of = f" (a step takes {duration(median(step))})" if step else ""

@@ -259,7 +259,7 @@ def _against_usual(
     root that runs ahead (``least``) works at its own pace until its slots are used up; where no peer
     ever was free it needed no longer than in the quickest. ``alike``: kind and place in the step. Before the
     first collective of a step ranks do other work than before the others: where too few are told at the same
-    place, all of the kind can accuse, but clear nobody.
+    place, all of the kind can accuse, but clear nobody; nor can a single peer's.
     """
     out, usual = excess.copy(), np.zeros(len(excess), np.int64)
     kind, place = alike
@@ -278,7 +278,9 @@ def _against_usual(
         if len(alone) >= FEWEST:
             beyond = own[mine] - round(float(np.median(alone)))
             out[mine] = np.where(least[mine], np.maximum(excess[mine], beyond), beyond)
-            usual[mine] = AT_PLACE if peers is here else OF_KIND
+            # Of several peers a single one that is told may be late as well.
+            lone = peers_of[mine[0]] > 1 and len(np.unique(entries.endpoint[free & peers])) < 2
+            usual[mine] = AT_PLACE if peers is here and not lone else OF_KIND
         elif len(held):
             beyond = np.maximum(excess[mine], own[mine] - int(held.min()))
             out[mine] = np.where(least[mine], beyond, excess[mine])
