@@ -141,3 +141,12 @@ def test_what_is_less_than_the_noise_is_told_by_how_often_it_comes() -> None:
     told = [each[5] == ("late", "persistent") for each in found]
     assert sum(told) >= 8
     assert not any(("late", "persistent") in each[:5] + each[6:] for each in found)
+
+
+def test_incidents_in_turn_count_without_hand_overs_where_they_are_critical_and_gpus_send() -> None:
+    """Each of four ranks late in every fourth unit, which no place among peers tells."""
+    units = {rank: np.arange(24) for rank in range(4)}
+    amounts = {rank: np.where(np.arange(24) % 4 == rank, MS, 0).astype(np.int64) for rank in range(4)}
+    for span_ns, counts in ((0, False), (239 * MS, True), (241 * MS, False)):
+        found = incidents_of(units, amounts, None, span_ns=span_ns)
+        assert all(each.sure_ns.any() == counts for each in found.values())

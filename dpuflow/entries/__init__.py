@@ -10,7 +10,7 @@ lateness, ``heard`` says who else may have been the last. Nothing here knows of 
 from dpuflow.entries.acts import gpus_within
 from dpuflow.entries.dating import build_entries, weigh
 from dpuflow.entries.heard import Bounded, bound_above
-from dpuflow.entries.reactions import Tail, stalls
+from dpuflow.entries.reactions import Tail, over_sockets, stalls
 from dpuflow.entries.relative import (
     AT_LEAST,
     AT_MOST,
@@ -48,6 +48,7 @@ __all__ = [
     "build_entries",
     "claim",
     "gpus_within",
+    "over_sockets",
     "places_of",
     "previous_row",
     "relate",

@@ -186,9 +186,8 @@ def _ends_with_last(instance: Instance) -> bool:
 def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_row: Ints) -> Tail | None:
     """By how much hand-overs of all hosts were seen to exceed the usual in mid-operation; None of too few.
 
-    NCCL's proxy thread spins (over sockets, too, where it has no helper threads, as by default), and GPUs
-    work whatever it does: where none of its hand-overs is seen they have no stalls. Of puts no packet says
-    whether a GPU posted them.
+    Over RoCE NCCL's proxy thread spins, and GPUs work whatever it does: where none of its hand-overs is seen
+    they have no stalls. A kernel that sends for it may; of puts no packet says whether a GPU posted them.
     From an operation's last input to the next one's first entry only what ends its connection's part counts
     (rings, all_to_alls): elsewhere the rank had more to do. ``of_row``: the group of each row.
     """
@@ -201,5 +200,13 @@ def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_
     longer = np.concatenate(every)
     if len(longer) >= FEWEST:
         return Tail(longer - np.median(longer))
-    wires = {int(exchanges["wire"][i.rows[0]]) for i in instances if len(i.rows)}
-    return Tail(np.zeros(1)) if wires <= {Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA} else None
+    return Tail(np.zeros(1)) if _wires(exchanges, instances) <= {Wire.ROCE_WRITE_IMM} else None
+
+
+def over_sockets(exchanges: Rows, instances: Sequence[Instance]) -> bool:
+    """Whether all collectives are NCCL's over sockets: what GPUs send, though a kernel sends it for them."""
+    return _wires(exchanges, instances) == {Wire.NCCL_DATA}
+
+
+def _wires(exchanges: Rows, instances: Sequence[Instance]) -> set[int]:
+    return {int(exchanges["wire"][i.rows[0]]) for i in instances if len(i.rows)}

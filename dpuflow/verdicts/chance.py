@@ -222,16 +222,18 @@ def incidents_of(
     stalls: Tail | None,
     *,
     staged: bool = False,
+    span_ns: int = 0,
 ) -> dict[int, Incidents]:
     """What of each rank's amounts, by its acts, neither chance nor its host's stalls explain.
 
     Nothing explains those of ranks that stand out among their peers by units (``_standing_out``). Those of
     others count, rank by rank or all together, from a length on, if the chance that hosts stall so often, so
     long, is below ``BEYOND``: as often as hand-overs show (``stalls``). Where the capture shows none, all is
-    open. ``amounts_ns`` is 0 within the noise; each is what a rank was late by once, in the unit that
-    ``units`` tells. A step of many collectives holds several stalls, and their sum is none of them.
-    ``staged``: some are acts of pipeline stages, which work and wait in ways of their own: shorter incidents
-    of these do not bound how often hosts stall.
+    open; of a job of ``span_ns`` whose GPUs send (0: of no such job) it counts if all together are critical.
+    ``amounts_ns`` is 0 within the noise; each is what a rank was late by once, in the unit that ``units``
+    tells. A step of many collectives holds several stalls, and their sum is none of them. ``staged``: some
+    are acts of pipeline stages, which work and wait in ways of their own: shorter incidents of these do not
+    bound how often hosts stall.
     """
     nothing = np.zeros(0, np.int64)
     rank = np.repeat(list(units), [len(each) for each in units.values()]).astype(np.int64)
@@ -241,9 +243,10 @@ def incidents_of(
     np.add.at(summed, first.ravel(), amount)
     apart = _standing_out(pairs[1], pairs[0], summed)
     others = amount[~np.isin(rank, list(apart))]
+    critical = 0 < CRITICAL_SHARE * span_ns <= others.sum()
     found = {}
     for each, mine in amounts_ns.items():
-        least = [0.0, 0.0 if each in apart else np.inf]
+        least = [0.0, 0.0 if each in apart or (stalls is None and critical) else np.inf]
         if stalls is not None and each not in apart:
             least = [
                 min(_least_ns(some, stalls, seen) for some in (mine, others))

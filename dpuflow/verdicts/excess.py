@@ -243,3 +243,6 @@ class Evidence(NamedTuple):
     step: NDArray[np.int64]  # -1: in none (``find_steps``)
     worked_ns: int  # how long the job took without stalls (``find_work``)
     stalls: Tail | None = None  # how long hand-overs stall
+    by_gpus: bool = (
+        False  # all is sent by GPUs: where no hand-over is seen, incidents that are critical count
+    )

@@ -15,6 +15,7 @@ from dpuflow.entries import (
     among_dated,
     bound_above,
     claim,
+    over_sockets,
     previous_row,
     relate,
     short_of_ranks,
@@ -224,7 +225,17 @@ def _evidence(
     own, causes = with_stages(own, causes, compared)
     stalled = stalls(entries, exchanges, instances, group_of[entries.collective])
     evidence = Evidence(
-        instances, dated, relative, charges, causes, own, group_of, read.step, worked_ns, stalled
+        instances,
+        dated,
+        relative,
+        charges,
+        causes,
+        own,
+        group_of,
+        read.step,
+        worked_ns,
+        stalled,
+        over_sockets(exchanges, instances),
     )
     return evidence, stages
 

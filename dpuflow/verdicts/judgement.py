@@ -158,7 +158,8 @@ def _units(
     job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
     jobs_of = np.array([job[e] for e in entries.endpoint.tolist()], np.int64)
     turn = np.where(step >= 0, step * len(job) + jobs_of, -1 - entries.collective)
-    return without_chance(units, evidence.own, turn, evidence.stalls), turn
+    span_ns = evidence.worked_ns if evidence.by_gpus else 0
+    return without_chance(units, evidence.own, turn, evidence.stalls, span_ns), turn
 
 
 def _span_ns(entries: Entries) -> int:

@@ -86,16 +86,17 @@ def units_of(
 
 
 def without_chance(
-    units: Mapping[int, Units], own: Own, of: NDArray[np.int64], stalls: Tail | None
+    units: Mapping[int, Units], own: Own, of: NDArray[np.int64], stalls: Tail | None, span_ns: int = 0
 ) -> dict[int, Units]:
-    """The same less what chance and stalls explain (``incidents_of``); ``of`` is each row's unit."""
+    """The same less what chance and stalls explain (``incidents_of``); ``of`` is each row's unit, ``span_ns``
+    as there."""
     starts = {e: np.flatnonzero(u.place == 0) for e, u in units.items()}
     amount = {}
     for e, u in units.items():
         lengths = np.diff(np.r_[starts[e], len(u.rows)])
         amount[e] = np.where(np.repeat(u.amount_ns > 0, lengths), own.amount_ns[u.rows], 0)
     turns = {e: of[u.rows] for e, u in units.items()}
-    found = incidents_of(turns, amount, stalls, staged=bool(own.staged.any()))
+    found = incidents_of(turns, amount, stalls, staged=bool(own.staged.any()), span_ns=span_ns)
     out = {}
     for e, u in units.items():
         left, sure = (np.add.reduceat(ns, starts[e]) if len(ns) else ns for ns in found[e])
