@@ -16,6 +16,7 @@ from dpuflow.synth.observe import epoch_ns
 from dpuflow.synth.scenario import Scenario, parse_scenario
 
 SOCKETS = {"transport": "socket"}
+TRACES = Path(__file__).parents[1] / "traces"
 
 
 @pytest.mark.parametrize(
@@ -169,3 +170,13 @@ def test_messages_apart_are_no_operations_of_their_own(seed: int, tmp_path: Path
     result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
     assert Counter((str(c.op), str(c.algorithm)) for c in result.collectives) == {("all_reduce", "tree"): 80}
     assert [row.address for row in result.lateness if row.verdict == "late"] == ["10.0.0.1"]
+
+
+def test_sizes_beyond_the_snap_length_are_inferred() -> None:
+    """Real NCCL: sizes that follow data in one segment are told by what stands there elsewhere."""
+    files = sorted((TRACES / "nccl-sockets-reduce-scatter-n4").glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    told = Counter((str(c.op), str(c.algorithm), c.bytes, c.protocol) for c in result.collectives)
+    assert told == {("reduce_scatter", "ring", 2 << 20, "simple"): 40}
+    late = [row.endpoint for row in result.lateness if row.verdict == "late"]
+    assert [str(end.address) for end in result.endpoints if end.id in late] == ["10.88.0.4"]

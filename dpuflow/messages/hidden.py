@@ -3,7 +3,8 @@
 In: MESSAGE rows of one capture with their LINK rows, each flow's in stream order; a stretch of
 bytes without a readable header is a run of "pieces", one a segment. Out: rows in which solved
 stretches are messages. All inferred rows keep the flag HIDDEN; what stays unsolved stays a BURST.
-``hidden_gloo`` solves Gloo's, ``ob1`` Open MPI's, ``hidden_tagged`` those of UCX and libfabric.
+``hidden_gloo`` solves Gloo's, ``ob1`` Open MPI's, ``hidden_tagged`` those of UCX and libfabric,
+``hidden_nccl`` those of NCCL's sockets.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import numpy as np
 
 from dpuflow.messages import ob1
 from dpuflow.messages.hidden_gloo import resolve_gloo
+from dpuflow.messages.hidden_nccl import resolve_nccl
 from dpuflow.messages.hidden_tagged import resolve_tagged
 from dpuflow.messages.matchbits import name_messages
 from dpuflow.messages.stretches import Solved
@@ -29,13 +31,14 @@ def resolve(rows: Rows, links: Rows, flows: Rows, room: int) -> tuple[Rows, Hidd
 
     ``room``: how many messages may be inferred.
     """
-    framed = np.isin(flows["framing"][rows["flow"]], (Framing.GLOO, Framing.OB1, Framing.UCX, Framing.OFI))
+    framings = [Framing.GLOO, Framing.OB1, Framing.UCX, Framing.OFI, Framing.NCCL]
+    framed = np.isin(flows["framing"][rows["flow"]], framings)
     index = np.flatnonzero(framed)
     by_flow = index[np.argsort(rows["flow"][index], kind="stable")]
     cuts = np.flatnonzero(np.diff(rows["flow"][by_flow].astype(np.int64))) + 1
     orders = {int(rows["flow"][o[0]]): o for o in np.split(by_flow, cuts) if len(o)}
     solved = Solved(rows, links, room)
-    for resolve_framing in (resolve_gloo, ob1.resolve_ob1, resolve_tagged):
+    for resolve_framing in (resolve_gloo, ob1.resolve_ob1, resolve_tagged, resolve_nccl):
         resolve_framing(rows, links, flows, orders, solved)
     rows, links = solved.applied()
     ob1.inherit(rows, links, flows)
