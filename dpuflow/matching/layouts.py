@@ -157,6 +157,8 @@ def _blocks(carried: Carried, rank: int) -> tuple[int, int] | None:
         return None
     counts = [size // sizes[0] for size in sizes]
     n = 1 + sum(counts)
+    if len(counts) != (n - 1).bit_length():  # peers at distances 1, 2, 4, ... below n
+        return None
     return (n, sizes[0]) if counts == sorted(pat_dimensions(n).values()) else None
 
 
