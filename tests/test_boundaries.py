@@ -71,7 +71,7 @@ def test_counted_cuts_leave_out_what_the_end_cut_off() -> None:
         Times(np.arange(40) * 10, np.arange(40) * 10 + 1),
         Times(np.arange(21) * 20, np.arange(21) * 20 + 1),
     ]
-    at = counted_cuts(pipes, times).at
+    at = counted_cuts(pipes, times, [np.zeros(len(each.starts), np.int64) for each in times]).at
     assert at[0].tolist() == [0, 0]
     assert at[-1].tolist() == [40, 21]
 

@@ -49,28 +49,30 @@ def build_collectives(job: Job) -> list[Instance]:
     gloo = told & (wire >= Wire.GLOO_DATA) & (wire <= Wire.GLOO_RECV_READY)
     instances: list[Instance] = []
     for rows in sessions(exchanges, np.flatnonzero(gloo)):
-        instances.extend(tagged_instances(job, rows))
+        instances.extend(tagged_instances(job.of(rows), rows))
     for communicator in _communicators(exchanges, np.flatnonzero(told & ~gloo)):
         for rows in sessions(exchanges, communicator):
-            read = sequenced_instances(job, rows)
+            read = sequenced_instances(job.of(rows), rows)
             instances.extend(composed(exchanges, read))
     for unnamed in _unnamed(exchanges, op, wire):
-        cut = cut_streams(job, edge_streams(exchanges, unnamed), Op.UNKNOWN)
-        if job.near is None and _told(cut) < MOST * len(unnamed):
-            cut = read_unnamed(job, unnamed)
-        instances.extend(cut if _told(cut) >= MOST * len(unnamed) else repeated_instances(job, unnamed))
+        own = job.of(unnamed)
+        cut = cut_streams(own, edge_streams(exchanges, unnamed), Op.UNKNOWN)
+        if own.near is None and _told(cut) < MOST * len(unnamed):
+            cut = read_unnamed(own, unnamed)
+        instances.extend(cut if _told(cut) >= MOST * len(unnamed) else repeated_instances(own, unnamed))
     for communicator in _communicators(exchanges, nonblocking_rows(exchanges)):
         for rows in sessions(exchanges, communicator):
-            instances.extend(tagged_instances(job, rows))
+            instances.extend(tagged_instances(job.of(rows), rows))
     for communicator in _communicators(exchanges, scan_rows(exchanges)):
         for rows in sessions(exchanges, communicator):
-            instances.extend(scan_instances(job, rows))
+            instances.extend(scan_instances(job.of(rows), rows))
     # SENDs are left out: they carry a library's own protocol beside the data.
     written = (wire == Wire.ROCE_WRITE) | (wire == Wire.ROCE_WRITE_IMM)
     written &= exchanges["data_ns"] != NEVER
     puts, rest = put_instances(job, np.flatnonzero(written & ~told))
     instances.extend(puts)
-    instances.extend(structured_instances(job, without_pages(exchanges, rest)))
+    rest = without_pages(exchanges, rest)
+    instances.extend(structured_instances(job.of(rest), rest))
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
     streamed, unread = socket_instances(job, sent)
     instances.extend(streamed)
@@ -88,7 +90,8 @@ def _tell_views(job: Job, instances: list[Instance]) -> None:
     """Tell each collective which of its ranks were captured, and whether it is whole."""
     if job.near is not None:
         for instance in instances:
-            instance.view = replace(instance.view, near=job.near)
+            if instance.placement.seats or not job.near.issuperset(instance.order):
+                instance.view = replace(instance.view, near=job.near)
         mark_at_once(job, instances, job.near)
     if job.but_one is not None:
         for instance in instances:

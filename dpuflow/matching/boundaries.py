@@ -6,38 +6,26 @@ it sends after a cut it sends later than all that it sent, and got, before. Most
 are on their way while others are sent, so that few cuts lie within one. Those that do have short pauses:
 who waits for an input goes on as soon as it has come; between two operations every rank computes.
 
-How often a rank's first message in an operation paused longer than its later ones says whether a way to cut
-holds.
-
-What the messages between two cuts are is told by the layouts of their sizes: parts of one kind hold the same
-sizes. Nothing of an operation leaves before what it needs has come; that shows which of NCCL's protocols ran.
+Times part no operations that follow each other without a pause. Counts do where all connections carry the same
+ones (``counted_cuts``), and so do the sizes of those that stand apart (``chained_cuts``).
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.buffers import LINES_OF_8, LL, RING_SLOT, STEP_SLOT
-from dpuflow.matching.lanes import Lane
-from dpuflow.matching.layouts import layout_of
-from dpuflow.matching.model import RARE
-from dpuflow.matching.scoring import NO_CONTRAST
-from dpuflow.schedules.graph import free_ranks
 from dpuflow.schema.rows import NEVER
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from numpy.typing import NDArray
 
     from dpuflow.matching.credited import Pipe
-    from dpuflow.matching.lanes import Layout
-    from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.streams import Columns
 
     Ints = NDArray[np.int64]
@@ -180,19 +168,85 @@ def _closed(
         last = more
 
 
-def counted_cuts(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
+def counted_cuts(pipes: Sequence[Pipe], times: Sequence[Times], sizes: Sequence[Ints]) -> Cuts:
     """The cuts behind as many messages of each pipe, or as many times what it has more, from the first on.
 
     Times tell nothing where ranks are early as a rule: what they send for the next operation may leave before
     others have sent all of this one. But captures that begin between two operations show all pipes from the
-    same one on; their ends may be a few messages apart.
+    same one on; their ends may be a few messages apart. ``sizes``: of each pipe's messages.
     """
     whole = alike_long(pipes)
     steps = int(np.gcd.reduce(whole))
-    at = np.arange(steps + 1)[:, None] * (whole // steps)
-    return _with_pauses(
-        np.unique(np.concatenate([at, [[len(each.starts) for each in times]]]), axis=0), pipes, times
+    at = np.arange(steps + 1)[:, None] * (whole // steps) + _ahead(sizes, whole)
+    every = [len(each.starts) for each in times]
+    at = np.unique(np.concatenate([[np.zeros_like(whole)], np.minimum(at, every), [every]]), axis=0)
+    return _with_pauses(at, pipes, times)
+
+
+def chained_cuts(
+    pipes: Sequence[Pipe], times: Sequence[Times], sizes: Sequence[Ints], begins: Ints, ends: Ints
+) -> Cuts:
+    """The cuts of operations from ``begins`` to ``ends`` (parts, pipes), and of those that lie between these.
+
+    Where one follows the other without a pause no time parts them: who is through sends for the next one
+    while others are not. But those that stand apart show what is sent for one: where its messages are the
+    next ones of all pipes, or the last ones before, they are another. ``sizes``: of each pipe's messages.
+    """
+    known: dict[bytes, tuple[Ints, list[Ints]]] = {}
+    for begin, end in zip(begins, ends, strict=True):
+        own = [each[a:b] for each, a, b in zip(sizes, begin.tolist(), end.tolist(), strict=True)]
+        known.setdefault(np.concatenate([end - begin, *own]).tobytes(), (end - begin, own))
+    longest = sorted(known.values(), key=lambda each: -int(each[0].sum()))
+    last = np.array([len(each) for each in sizes])
+    found = [np.zeros_like(last), last]
+    for low, high in zip([np.zeros_like(last), *ends], [*begins, last], strict=True):
+        found += [low, high, *_chain(low, high, sizes, longest)]
+    at = np.unique(np.array(found), axis=0)
+    cuts = cuts_at(at[(np.diff(at, axis=0, prepend=at[:1]) >= 0).all(axis=1)], pipes, times)
+    # Sizes tell these, so that a late stamp or two do not speak against them.
+    return cuts._replace(pauses=np.maximum(cuts.pauses, 1))
+
+
+def _chain(
+    low: Ints, high: Ints, sizes: Sequence[Ints], known: Sequence[tuple[Ints, list[Ints]]]
+) -> Iterator[Ints]:
+    """The ends of ``known`` operations one behind the other from ``low`` on, and the beginnings of those
+    before ``high``."""
+    for forward in (True, False):
+        while True:
+            fits = (
+                count
+                for count, own in known
+                if (low + count <= high).all() and _stands(sizes, low if forward else high - count, own)
+            )
+            step = next(fits, None)
+            if step is None:
+                break
+            low, high = (low + step, high) if forward else (low, high - step)
+            yield low if forward else high
+
+
+def _stands(sizes: Sequence[Ints], at: Ints, own: Sequence[Ints]) -> bool:
+    """Whether the messages ``own`` of each pipe stand at ``at``."""
+    return all(
+        np.array_equal(each[k : k + len(mine)], mine)
+        for each, k, mine in zip(sizes, at.tolist(), own, strict=True)
     )
+
+
+def _ahead(sizes: Sequence[Ints], whole: Ints) -> Ints:
+    """Messages of each pipe before those that all have: of a first operation that others had no part in.
+
+    A barrier's tree shares connections with the ring of what follows.
+    """
+    found = np.zeros(len(sizes), np.int64)
+    for n in np.unique(whole).tolist():
+        alike = np.flatnonzero(whole == n).tolist()
+        known = min((sizes[k] for k in alike), key=len)
+        for k in alike:
+            more = range(min(len(sizes[k]) - len(known), SLOTS) + 1)
+            found[k] = next((m for m in more if np.array_equal(sizes[k][m : m + len(known)], known)), 0)
+    return found
 
 
 def alike_long(pipes: Sequence[Pipe]) -> Ints:
@@ -219,236 +273,3 @@ def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[NDArray[np.
         at = np.searchsorted(mine, each.starts, "left")
         found.append(np.where(at > 0, each.starts - mine[np.maximum(at - 1, 0)], _FAR))
     return found
-
-
-LONGER: Final = 2
-"""Times that a pause before an operation is longer than one within."""
-
-
-def contrast_of(
-    parts: Sequence[Part],
-    pipes: Sequence[Pipe],
-    times: Sequence[Times],
-    pauses: Sequence[Ints],
-    meanings: Meanings,
-) -> float | None:
-    """Share of (first message of an operation, later one) of a rank whose first one paused twice as long;
-    of ranks that need no input in it. None where these send but once.
-
-    Operations without a later message say nothing for a way to cut: each is worth ``NO_CONTRAST``.
-    A first message's pause counts from the last event before its cut: what reaches a rank before it begins
-    tells nothing of it. ``pauses``: of each pipe's messages, ns, as ``reactions`` has them.
-    """
-    cuts = meanings.cuts
-    won, asked, compared = 0.0, 0, 0
-    free = {kind: meanings.free(kind) for kind in {part.kind for part in parts}}
-    for place, rank in enumerate(cuts.ranks):
-        mine = [part for part in parts if rank in free[part.kind]]
-        if not mine:
-            continue
-        begins = cuts.at[[part.begin for part in mine]]
-        ends = cuts.at[[part.end for part in mine]]
-        first = cuts.pauses[[part.begin for part in mine], place]
-        first = first[first != _FAR]
-        sent = _sent(rank, begins, ends, pipes, times, pauses)
-        turn, start, pause = (np.concatenate([each[k] for each in sent]) for k in range(3))
-        order = np.lexsort((start, turn))
-        turn, pause = turn[order], np.minimum(pause[order], _FAR // LONGER)
-        inside = np.r_[False, turn[1:] == turn[:-1]] & (turn >= 0)
-        # Who begins a chain waits for nobody within, but copies: that may take as long as it likes.
-        least = np.array([1 if meanings.is_chain(part.kind) else LONGER for part in mine])
-        later = np.sort((least[turn] * pause)[inside])
-        if len(first):
-            told = min(len(first), len(later))  # the others have no later message to be held against
-            share = float(np.searchsorted(later, first).mean() / len(later)) if told else 0.0
-            won += share * told + NO_CONTRAST * (len(first) - told)
-            asked, compared = asked + len(first), compared + told
-    return won / asked if compared else None
-
-
-def _sent(
-    rank: int,
-    begins: Ints,
-    ends: Ints,
-    pipes: Sequence[Pipe],
-    times: Sequence[Times],
-    pauses: Sequence[Ints],
-) -> list[tuple[Ints, Ints, Ints]]:
-    """Of each pipe out of ``rank``: the part of its messages, -1 without, when they left, after what
-    pause."""
-    found = [(np.zeros(0, np.int64),) * 3]
-    for number, pipe in enumerate(pipes):
-        if pipe.src == rank:
-            at = np.arange(len(pipe.rows))
-            part = np.searchsorted(begins[:, number], at, "right") - 1
-            within = (part >= 0) & (at < ends[part, number])
-            starts = times[number].starts
-            found.append((np.where(within, part, -1), starts, pauses[number]))
-    return found
-
-
-MOST_KINDS: Final = 4000
-"""Kinds of parts that are looked at, at most."""
-
-
-class Part(NamedTuple):
-    """Messages between two cuts."""
-
-    begin: int
-    end: int
-    kind: int
-
-
-class Meanings:
-    """What parts of connected ``pipes`` between ``cuts`` are, by their kinds, each looked at once."""
-
-    def __init__(self, job: Job, pipes: Sequence[Pipe], cuts: Cuts) -> None:
-        self.job, self.pipes, self.cuts, self.columns = job, pipes, cuts, job.columns
-        self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
-        self._layouts: dict[int, dict[int, Layout]] = {}  # by kind: by slot
-
-    def over(self, cuts: Cuts) -> Meanings:
-        """The same for other cuts, of which no kind was looked at yet."""
-        return Meanings(self.job, self.pipes, cuts)
-
-    @property
-    def full(self) -> bool:
-        """Whether as many kinds were looked at as may be."""
-        return len(self._layouts) >= MOST_KINDS
-
-    def reads(self, kind: int, begin: int, end: int) -> bool:
-        """Whether parts of that kind, as that from cut ``begin`` to ``end``, are operations."""
-        if kind not in self._layouts:
-            if self.full:
-                return False
-            self._layouts[kind] = self._read([Part(int(begin), int(end), kind)])
-        return bool(self._layouts[kind])
-
-    def is_chain(self, kind: int) -> bool:
-        """Whether parts of that kind are passed on from one rank to the next."""
-        return next(iter(self._layouts[kind].values())).algorithm.name == "chain"
-
-    def is_ordered(self, kind: int) -> bool:
-        """Whether it is known which ranks' first messages need no input."""
-        layout = next(iter(self._layouts[kind].values()))
-        return bool(free_ranks(layout.algorithm, len(layout.order), layout.root or 0))
-
-    def free(self, kind: int) -> frozenset[int]:
-        """The endpoints whose first message in parts of that kind needs no input, else all."""
-        layout = next(iter(self._layouts[kind].values()))
-        places = free_ranks(layout.algorithm, len(layout.order), layout.root or 0)
-        return frozenset(layout.order[place] for place in places) or frozenset(layout.order)
-
-    def made(self, parts: list[Part]) -> list[Instance]:
-        """The collectives of ``parts``."""
-        alike: dict[int, list[Part]] = {}
-        for part in parts:
-            alike.setdefault(part.kind, []).append(part)
-        found: list[Instance] = []
-        for kind, mine in alike.items():
-            # Of some nodes' messages what one of them may be by itself not all of them are.
-            fits = self._read(mine) or (self._layouts[kind] if self.job.near is None else {})
-            if not fits:
-                continue
-            lanes = self._lanes(mine)
-            layout, protocol, between = of_protocol(fits, lanes)
-            for part in mine:
-                rows = np.concatenate(
-                    [
-                        pipe.rows[self.cuts.at[part.begin, n] : self.cuts.at[part.end, n]]
-                        for n, pipe in enumerate(self.pipes)
-                    ]
-                )
-                rows = rows[np.argsort(self.columns.starts[rows], kind="stable")]
-                made = layout.made(rows, self.job.nodes)
-                slicing = replace(made.slicing, protocol=protocol, between=between)
-                found.append(replace(made, slicing=slicing))
-        return found
-
-    def _read(self, parts: Sequence[Part]) -> dict[int, Layout]:
-        """What ``parts`` of one kind are, by the slot that it takes for that."""
-        lanes = self._lanes(parts)
-        if {end for lane in lanes for end in lane[:2]} != set(self.ends):
-            return {}  # all ranks take part in every operation
-        slots = [RING_SLOT, STEP_SLOT]
-        if not any((lane.sizes % LINES_OF_8.line).any() for lane in lanes):
-            slots.append(LL)
-        found = {}
-        for slot in slots:
-            mine = [lane._replace(slot=slot) for lane in lanes]
-            layout = layout_of(self.job, mine, self.ends)
-            if layout is not None:
-                found[slot] = layout
-        return found
-
-    def _lanes(self, parts: Sequence[Part]) -> list[Lane]:
-        lanes = []
-        begins = self.cuts.at[[part.begin for part in parts]]
-        ends = self.cuts.at[[part.end for part in parts]]
-        for number, pipe in enumerate(self.pipes):
-            length = int(ends[0, number] - begins[0, number])
-            if not length:
-                continue
-            places = begins[:, number, None] + np.arange(length)
-            rows = pipe.rows[places]
-            lanes.append(
-                Lane(
-                    pipe.src, pipe.dst, 0, self.columns.sizes[rows[0]], self.columns.starts[rows],
-                    self.columns.arrivals[rows], self.columns.samples[rows],
-                )
-            )  # fmt: skip
-        return lanes
-
-
-SAMPLE: Final = 16
-"""Operations that show whether they make sense."""
-_FAR = np.iinfo(np.int64).max
-
-
-def _pass_on(lanes: Sequence[Lane], behind: int) -> bool:
-    """Whether every rank sends message i + ``behind`` after message i has come.
-
-    Which of several channels with as many bytes goes on as which is not known, so the first of them that
-    leaves is held against the first that came, and so on.
-    """
-    into: dict[tuple[int, tuple[int, int]], list[Lane]] = {}
-    for lane in lanes:
-        into.setdefault((lane.dst, lane.kind), []).append(lane)
-    out: dict[tuple[int, tuple[int, int]], list[Lane]] = {}
-    for lane in lanes:
-        out.setdefault((lane.src, lane.kind), []).append(lane)
-    early = seen = 0
-    for key, came in into.items():
-        goes = out.get(key, [])
-        if len(goes) != len(came):
-            continue  # of a chain
-        count = came[0].arrivals.shape[1] - behind
-        before = np.sort([lane.arrivals[:SAMPLE, :count] for lane in came], axis=0)
-        then = np.sort([lane.starts[:SAMPLE, behind:] for lane in goes], axis=0)
-        known = (before[0] != NEVER) & (then[0] != NEVER)
-        seen += len(came) * int(known.sum())
-        early += int(((then < before) & known).sum())
-    return early <= RARE * seen
-
-
-def of_protocol(
-    fits: dict[int, Layout], lanes: Sequence[Lane]
-) -> tuple[Layout, str | None, tuple[int, int] | None]:
-    """The operation with its protocol and bytes, from how it reads with each slot that fits.
-
-    With LL each message of a ring waits for the one before; with Simple two slices go together. A small
-    operation of one message a rank tells nothing of its protocol, so its bytes are one or the other number.
-    """
-    simple = next((fits[slot] for slot in (RING_SLOT, STEP_SLOT) if slot in fits), None)
-    lines = fits.get(LL)
-    if lines is not None:
-        lines = lines._replace(size=None if lines.size is None else LINES_OF_8.data(lines.size))
-    if lines is None:
-        assert simple is not None
-        return simple, "simple", None
-    if simple is None:
-        return lines, "ll", None
-    if lines.algorithm.name == "ring":
-        return (lines, "ll", None) if _pass_on(lanes, 1) else (simple, "simple", None)
-    between = (lines.size, simple.size) if simple.size and lines.size else None
-    return simple._replace(size=None), None, between

@@ -34,7 +34,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import in_a_row
-from dpuflow.matching.buffers import RING, STEP
+from dpuflow.matching.buffers import LINES_OF_8, RING, STEP
 from dpuflow.matching.lanes import Layout, View, grouped, unchanged
 from dpuflow.matching.model import MOST
 from dpuflow.matching.rings import meet, open_ring, ring
@@ -214,6 +214,8 @@ def waits(down: Lane, up: Lane) -> bool:
 def trees(view: View) -> Layout | None:
     """The trees of which the lanes are the edges: all of them, or those at captured ranks."""
     seen = all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes)
+    if view.kind == LINES_OF_8 and any((lane.sizes[:-1] != lane.slot).any() for lane in view.lanes):
+        return None  # of LL all messages but the last fill their slots (src/enqueue.cc calcCollChunking)
     links = _links(view.lanes) if seen else None
     if links is None:
         return None

@@ -75,6 +75,13 @@ class Job:
         """Whether all messages of an endpoint are there."""
         return self.near is None or end in self.near
 
+    def of(self, rows: Ints) -> Job:
+        """The job of those who exchanged ``rows``: without a capture of others they were seen as well."""
+        if self.near is None:
+            return self
+        ends = np.unique([self.exchanges["src"][rows], self.exchanges["dst"][rows]])
+        return replace(self, near=None) if self.near.issuperset(ends.tolist()) else self
+
 
 @dataclass(frozen=True, eq=False, slots=True)
 class InstanceView:

@@ -253,7 +253,7 @@ def _read(
     if rest or not rounds:
         return
     chunks = np.concatenate(rows).reshape(-1, rounds, ranks - 1, slices)
-    if slices == 2 and (chunks[..., 1] > chunks[..., 0]).any():
+    if slices == 2 and _torn(chunks, slot).any():
         return
     full = bool((chunks[:, :-1] == slot).all())
     if full and (chunks == chunks[:1, :, :1]).all() and chunks[0, -1, 0, 0]:  # a loop's chunks are alike
@@ -267,6 +267,14 @@ def _read(
     last = lasts.pop()
     if last is not None and not lasts:
         yield Op.ALL_REDUCE, (loops, (loops - 1) * ranks * slices * slot + last)
+
+
+def _torn(chunks: Ints, slot: int) -> NDArray[np.bool_]:
+    """Of chunks of two slices those that NCCL does not cut so: the first one is half, or a 32nd of a slot if
+    that is more (src/device/prims_simple.h genericOp)."""
+    first, second = chunks[..., 0], chunks[..., 1]
+    torn: NDArray[np.bool_] = (second > first) | ((second > 0) & (first < slot // 32))
+    return torn
 
 
 def _buffer(last: Ints, ranks: int, stride: int, slices: int) -> int | None:

@@ -22,10 +22,8 @@ import numpy as np
 
 from dpuflow.matching.boundaries import (
     Cuts,
-    Meanings,
-    Part,
     alike_long,
-    contrast_of,
+    chained_cuts,
     counted_cuts,
     cuts_at,
     cuts_of,
@@ -33,12 +31,13 @@ from dpuflow.matching.boundaries import (
     times_of,
 )
 from dpuflow.matching.credited import Pipe, connections_of, joined
+from dpuflow.matching.meanings import Meanings, Part, contrast_of
 from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence, Set
 
     from numpy.typing import NDArray
 
@@ -59,7 +58,7 @@ def socket_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     """The collectives among ``rows``, messages of NCCL's sockets, and the rows that are part of none."""
     if not len(rows):
         return [], rows
-    exchanges, near = job.exchanges, job.near
+    exchanges = job.exchanges
     dealt, at, end = connections_of(exchanges, rows)
     pipes = []
     for number, (low, high) in enumerate(zip(at.tolist(), end.tolist(), strict=True)):
@@ -69,11 +68,12 @@ def socket_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     found: list[Instance] = []
     left = []
     connected = [[pipe for _, pipe in members] for members in joined(pipes, job.nodes)]
-    for own in _apart(connected) if near is not None else connected:
-        instances = spoken(job, own) if near is None else []
-        instances = instances or _repeated(job, own)
+    for own in connected if job.of(rows).near is None else _apart(connected):
+        seen = job.of(np.concatenate([pipe.rows for pipe in own]))
+        instances = spoken(seen, own) if seen.near is None else []
+        instances = instances or _repeated(seen, own)
         if instances:
-            found += [placed(instance, near) for instance in instances]
+            found += [placed(instance, seen.near) for instance in instances]
         else:
             left += [pipe.rows for pipe in own]
     return found, np.sort(np.concatenate(left)) if left else rows[:0]
@@ -130,6 +130,8 @@ STEP: Final = 2**0.5
 """From one least pause that is tried to the next."""
 MERGED: Final = 8
 """Pauses within one operation, at most, that are as long as those before one: ranks wait for late ones."""
+HALF: Final = 0.5
+"""Share of messages that operations must explain for their pauses to say which they are."""
 GRAIN: Final = 0.02
 """What makes no difference between shares of messages that are explained."""
 _FAR = np.iinfo(np.int64).max
@@ -146,6 +148,14 @@ class _Choice(NamedTuple):
     parts: list[Part]
 
 
+class _Clear(NamedTuple):
+    """The parts that pauses bear out best, and their cuts."""
+
+    contrast: float
+    parts: list[Part]
+    cuts: Cuts
+
+
 def spoken(job: Job, pipes: Sequence[Pipe]) -> list[Instance]:
     """The operations of connected ``pipes``, seen at all nodes; none where they do not make sense."""
     return _Reader(job, pipes).instances()
@@ -159,12 +169,20 @@ class _Reader:
         self.times = times_of(job.columns, pipes)
         self.cuts = cuts_of(pipes, self.times)
         self.meanings = Meanings(job, pipes, self.cuts)
+        self.clear: _Clear | None = None
         self._reactions = reactions(pipes, self.times)
         self._hashes = [_prefixes(job.columns.sizes[pipe.rows]) for pipe in pipes]
 
     def instances(self) -> list[Instance]:
         """Of several ways to cut the one that reads best."""
-        best = self._or_by(counted_cuts(self.pipes, self.times), self._best())
+        sizes = [self.meanings.columns.sizes[pipe.rows] for pipe in self.pipes]
+        best = self._or_by(counted_cuts(self.pipes, self.times, sizes), self._best())
+        if self.clear is not None and (best is None or best.explained < 1):
+            begins, ends = (
+                self.clear.cuts.at[[getattr(part, end) for part in self.clear.parts]]
+                for end in ("begin", "end")
+            )
+            best = self._or_by(chained_cuts(self.pipes, self.times, sizes, begins, ends), best)
         return self.meanings.made(best.parts) if best is not None and best.explained >= MOST else []
 
     def _or_by(self, cuts: Cuts, best: _Choice | None) -> _Choice | None:
@@ -179,31 +197,46 @@ class _Reader:
 
     def _best(self) -> _Choice | None:
         """What parts of one kind or another explain most, of all least pauses."""
+        choices = [choice for chosen in self._chosen() if (choice := self._choice(chosen)) is not None]
+        most = [choice for choice in choices if choice.explained >= HALF]
+        if most:
+            # A few follow others without a pause: for these all others need not be cut finer, nor elsewhere.
+            clear = max(most, key=lambda choice: (choice.contrast, choice.explained))
+            if self.clear is None or clear.contrast > self.clear.contrast:
+                self.clear = _Clear(clear.contrast, clear.parts, self.cuts)
+            kinds = frozenset(part.kind for part in clear.parts)
+            again = (self._choice(chosen, kinds) for chosen in self._chosen())
+            choices += [choice for choice in again if choice is not None]
         best: _Choice | None = None
-        tried: set[bytes] = set()
+        for choice in choices:
+            if best is None or _better(choice, best):
+                best = choice
+        return best
+
+    def _chosen(self) -> Iterator[Ints]:
+        """The numbers of cuts with a least pause or more, the longest first, while kinds may be looked at."""
         gaps = self.cuts.gaps[1:-1]
         known = gaps[(gaps > 0) & (gaps != _FAR)]
         if not len(known):
-            return None
+            return
+        tried: set[int] = set()
         least = float(known.max())
         while least >= known.min() / STEP and not self.meanings.full:
             chosen = np.flatnonzero(np.r_[True, gaps >= least, True])
             least /= STEP
-            if chosen.tobytes() in tried:
-                continue
-            tried.add(chosen.tobytes())
-            choice = self._choice(chosen)
-            if choice is not None and (best is None or _better(choice, best)):
-                best = choice
-        return best
+            if len(chosen) not in tried:
+                tried.add(len(chosen))
+                yield chosen
 
     # -- parts -------------------------------------------------------------------------------
 
-    def _choice(self, chosen: Ints) -> _Choice | None:
-        """Of the cuts numbered ``chosen`` those that part operations."""
-        parts = self._inner(self._parts(chosen))
-        if not parts:
-            return None
+    def _choice(self, chosen: Ints, known: Set[int] = frozenset()) -> _Choice | None:
+        """Of the cuts numbered ``chosen`` those that part operations, above all of ``known`` kinds."""
+        parts = self._inner(self._parts(chosen, known))
+        return self._weighed(parts) if parts else None
+
+    def _weighed(self, parts: list[Part]) -> _Choice:
+        """``parts`` with what speaks for them."""
         contrast = contrast_of(parts, self.pipes, self.times, self._reactions, self.meanings)
         told = NO_CONTRAST if contrast is None else round(contrast, 2)
         # A chain's chunks each look like an operation, and a tree's if ranks send once in each.
@@ -211,8 +244,13 @@ class _Reader:
         ordered = sum(self.meanings.is_ordered(part.kind) for part in parts) > len(parts) / 2
         return _Choice(round(self._explained(parts), 2), ordered, told, finer, parts)
 
-    def _parts(self, chosen: Ints) -> list[Part]:
-        """Operations between the cuts numbered ``chosen``, with few of these within (``MERGED``)."""
+    def _parts(self, chosen: Ints, known: Set[int] = frozenset()) -> list[Part]:
+        """Operations between the cuts numbered ``chosen``, with few of these within (``MERGED``).
+
+        Those explain most, then those of most parts; of kinds that are ``known`` first of all, and then no
+        more parts than it takes.
+        """
+        finer = -1 if known else 1
         at = self.cuts.at[chosen]
         count = len(chosen)
         reach = min(MERGED, count - 1)
@@ -222,13 +260,14 @@ class _Reader:
             kinds[:-length, length], weight[:-length, length] = self._kinds(at[:-length], at[length:])
         taken = [0] * count
         table, weights = kinds.tolist(), weight.tolist()
-        values: list[tuple[int, int]] = [(0, 0)] * count  # messages explained, parts
+        values = [(0, 0, 0)] * count  # messages of known kinds, messages explained, parts
         for j in range(1, count):
             values[j] = values[j - 1]
             for length in range(1, min(reach, j) + 1):
                 i = j - length
                 kind = table[i][length]
-                told = values[i][0] + weights[i][length], values[i][1] + 1
+                own = weights[i][length] if kind in known else 0
+                told = values[i][0] + own, values[i][1] + weights[i][length], values[i][2] + finer
                 if told > values[j] and self.meanings.reads(kind, chosen[i], chosen[j]):
                     values[j], taken[j] = told, length
         parts = []

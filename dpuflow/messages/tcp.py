@@ -48,6 +48,17 @@ _ROW_BYTES: Final = 64
 """Captured bytes for each message beyond: with it and what is inferred from it, 4 KB are kept."""
 
 
+def _both_ways(rows: Rows, flows: Rows) -> NDArray[np.bool_]:
+    """By flow whether both directions carry sizes with messages: NCCL's data goes one way on a connection.
+
+    What goes both ways is its bootstrap, its proxies' or its RAS threads', whose beginnings were not seen.
+    """
+    framed = np.zeros(len(flows) + 1, bool)  # the last one: a flow without a peer
+    framed[rows["flow"][rows["wire"] == Wire.NCCL_DATA]] = True
+    both: NDArray[np.bool_] = framed[:-1] & framed[np.minimum(flows["peer"], len(flows))]
+    return both
+
+
 def _mark_setups(rows: Rows, setup: NDArray[np.bool_]) -> None:
     """Messages of flows that set NCCL's connections up, whatever their bytes were taken for."""
     mine = setup[rows["flow"]]
@@ -138,6 +149,7 @@ class TcpMessages:
         count = int(self._counts[state.ROWS])
         self._report(flows, self._rows[:count])
         self.told, self.members, setup = self.setups.finish(flows)
+        setup |= _both_ways(self._rows[:count], flows)
         # Its round trips are hosts', not the job's.
         flows["framing"][setup], flows["rtt_min_ns"][setup] = Framing.NCCL, NEVER
         _mark_setups(self._rows[:count], setup)
