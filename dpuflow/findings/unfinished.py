@@ -7,7 +7,7 @@ those that did not. Who waits for another is itself kept: missing is who began n
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 
+LOOK_BACK: Final = 64
+"""Operations before the last one that what was begun may be like."""
+
+
 class Rest(NamedTuple):
     """What a group began after its last whole operation; times in ns on the reference clock."""
 
@@ -37,7 +41,7 @@ class Rest(NamedTuple):
     quiet_ns: int  # for so long nothing may follow, were it to go on
     rows: Ints  # EXCHANGE rows
     acted: frozenset[int]  # endpoints that sent or granted
-    absent: frozenset[int]  # those that would first of all, as in the operation before
+    absent: frozenset[int]  # those that would first of all, as in an operation before that began like it
     waits: frozenset[tuple[int, int]]  # who granted, and who has not sent
 
 
@@ -104,10 +108,16 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
     rows = rows[_first_signs(exchanges[rows]) > starts[-1]]
     if not len(rows):
         return None
-    rest, last = exchanges[rows], exchanges[case.instances[numbers[-1]].rows]
+    rest = exchanges[rows]
     granted = rest["grant_ns"] != NEVER
     pending = rest[granted & (rest["data_ns"] == NEVER)]
     acted = _acting(rest)
+    like = _begun(case, rows, numbers[::-1][:LOOK_BACK].tolist(), lines)
+    absent = (
+        frozenset[int]()
+        if like is None
+        else _free(case.instances[like], exchanges[case.instances[like].rows])
+    )
     return Rest(
         group,
         int(numbers[-1]),
@@ -115,9 +125,23 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
         TWICE * int(np.diff(starts).max()),
         rows,
         acted,
-        _free(case.instances[numbers[-1]], last) - acted,
+        absent - acted,
         frozenset(zip(pending["dst"].tolist(), pending["src"].tolist(), strict=True)),
     )
+
+
+def _begun(case: Case, rows: Ints, numbers: Sequence[int], lines: Lines) -> int | None:
+    """Of operations ``numbers`` the first that ``rows`` may be the beginning of, by the bytes on each line.
+
+    None of them: nobody knows who takes part in it, nor who acts first.
+    """
+    sent = rows[case.exchanges["data_ns"][rows] != NEVER]
+    begun = lines.sizes(sent)
+    for number in numbers:
+        whole = lines.sizes(case.instances[number].rows)
+        if all(whole.get(line, [])[: len(own)] == own for line, own in begun.items()):
+            return number
+    return None
 
 
 class Lines:
@@ -127,9 +151,17 @@ class Lines:
         connection, src, self._order = (
             exchanges[name].astype(np.int64) for name in ("connection", "src", "order")
         )
+        self._bytes = exchanges["bytes"]
         self._line = connection * (int(src.max(initial=0)) + 1) + src
         self._rows = np.argsort(self._line, kind="stable")
         self._sorted = self._line[self._rows]
+
+    def sizes(self, rows: Ints) -> dict[int, list[int]]:
+        """The bytes of ``rows`` by line, in order."""
+        found: dict[int, list[int]] = {}
+        for row in rows[np.argsort(self._order[rows], kind="stable")].tolist():
+            found.setdefault(int(self._line[row]), []).append(int(self._bytes[row]))
+        return found
 
     def after(self, done: Ints) -> Ints:
         """Rows that come later than all of ``done`` in their direction of a connection of these."""

@@ -6,8 +6,8 @@ it sends after a cut it sends later than all that it sent, and got, before. Most
 are on their way while others are sent, so that few cuts lie within one. Those that do have short pauses:
 who waits for an input goes on as soon as it has come; between two operations every rank computes.
 
-Times part no operations that follow each other without a pause. Counts do where all connections carry the same
-ones (``counted_cuts``), and so do the sizes of those that stand apart (``chained_cuts``).
+Times part no operations that follow each other without a pause. Counts do where all connections carry as many
+messages (``counted_cuts``), and so do the sizes of those that stand apart (``chained_cuts``).
 """
 
 from __future__ import annotations
