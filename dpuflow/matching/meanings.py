@@ -22,7 +22,7 @@ from dpuflow.schedules.graph import free_ranks
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
@@ -120,6 +120,7 @@ class Meanings:
         self.job, self.pipes, self.cuts, self.columns = job, pipes, cuts, job.columns
         self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
         self._layouts: dict[int, dict[int, Layout]] = {}  # by kind: by slot
+        self._longest: dict[int, int] = {}  # by kind: bytes of its longest message
 
     def over(self, cuts: Cuts) -> Meanings:
         """The same for other cuts, of which no kind was looked at yet."""
@@ -135,7 +136,9 @@ class Meanings:
         if kind not in self._layouts:
             if self.full:
                 return False
-            self._layouts[kind] = self._read([Part(int(begin), int(end), kind)])
+            part = Part(int(begin), int(end), kind)
+            self._layouts[kind] = self._read([part])
+            self._longest[kind] = max((int(lane.sizes.max()) for lane in self._lanes([part])), default=0)
         return bool(self._layouts[kind])
 
     def is_chain(self, kind: int) -> bool:
@@ -146,6 +149,23 @@ class Meanings:
         """Whether it is known which ranks' first messages need no input."""
         layout = next(iter(self._layouts[kind].values()))
         return bool(free_ranks(layout.algorithm, len(layout.order), layout.root or 0))
+
+    def at_odds(self, kinds: Mapping[int, int]) -> set[int]:
+        """Of ``kinds``, each with its messages, those that run others together: at odds with most of them.
+
+        A communicator has as many ranks in each operation, and messages as long are of one protocol.
+        """
+        simple = {self._longest[kind] for kind in kinds if self._layouts[kind].keys() - {LL}}
+        lines = {
+            kind for kind in kinds if self._layouts[kind].keys() == {LL} and self._longest[kind] in simple
+        }
+        ranks: dict[int, dict[int, int]] = {}  # of rings: how many there would be, and who says so
+        for kind, messages in kinds.items():
+            layout = next(iter(self._layouts[kind].values()))
+            if layout.algorithm.name == "ring" and kind not in lines:
+                ranks.setdefault(layout.ranks, {})[kind] = messages
+        usual = max(ranks, key=lambda count: sum(ranks[count].values()), default=0)
+        return lines.union(*(mine for count, mine in ranks.items() if count != usual))
 
     def free(self, kind: int) -> frozenset[int]:
         """The endpoints whose first message in parts of that kind needs no input, else all."""

@@ -291,13 +291,23 @@ class _Reader:
         return kinds, (high - low).sum(axis=1)
 
     def _inner(self, parts: list[Part]) -> list[Part]:
-        """``parts`` without those at the ends that may be what the captures cut, unlike any within."""
-        inside = {part.kind for part in parts[1:-1]}
+        """``parts`` without those at the ends that may be what the captures cut, unlike any within.
+
+        And without what runs several of the others together.
+        """
+        inside: dict[int, int] = {}
+        for part in parts[1:-1]:
+            inside[part.kind] = inside.get(part.kind, 0) + self._messages(part)
+        for kind in self.meanings.at_odds(inside):
+            del inside[kind]
         return [part for part in parts if part.kind in inside]
+
+    def _messages(self, part: Part) -> int:
+        return int((self.cuts.at[part.end] - self.cuts.at[part.begin]).sum())
 
     def _explained(self, parts: list[Part]) -> float:
         """The share of messages in ``parts``, of those that captures need not have cut."""
-        own = [int((self.cuts.at[p.end] - self.cuts.at[p.begin]).sum()) for p in parts]
+        own = [self._messages(part) for part in parts]
         longest, first, last = max(own), parts[0].begin, parts[-1].end
         before = int(self.cuts.at[first].sum())
         behind = self.total - int(self.cuts.at[last].sum())
