@@ -101,6 +101,12 @@ def _weights(count: int) -> Ints:
     return weights
 
 
+def _one_group(instances: Sequence[Instance]) -> bool:
+    """Whether (nearly) all have the same ranks, as a communicator's collectives do, and its sends do not."""
+    members = Counter(tuple(instance.order) for instance in instances if instance.op == Op.UNKNOWN)
+    return max(members.values(), default=0) >= MOST * members.total()
+
+
 class _Pattern:
     """The bursts of one cluster, and where they repeat."""
 
@@ -171,7 +177,7 @@ class _Pattern:
                 continue  # who only answers is a server
             op = Op.SEND_RECV if len(members) == 2 < len(self.ends) and self._one_way(a, b) else Op.UNKNOWN
             found.append(Instance(self.rows[a:b], op, order, confidence=0.7, view=InstanceView(free=places)))
-        return found
+        return found if not self.nccl or _one_group(found) else []
 
     def _one_way(self, a: int, b: int) -> bool:
         """Whether one rank sent (nearly) all bytes of a block."""
