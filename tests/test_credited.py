@@ -139,7 +139,9 @@ def test_a_small_operation_on_one_channel_between_large_ones_on_two() -> None:
         for rank in range(n):
             mine = np.arange(len(sizes), len(sizes) + len(ops) * messages)
             for begin, size in ops:
-                sizes.extend([size] * messages)
+                sizes.extend(
+                    [size, size if size > 32768 else 0] * (messages // 2)
+                )  # slices of 32 KiB or more
                 starts.extend(range(begin + rank + delay, begin + 100 * messages, 100))
             slots = np.full(len(mine), RING_SLOT)
             pipes.append(Pipe(rank, (rank + 1) % n, mine, 1, np.ones(len(mine), bool), slots))
@@ -148,14 +150,14 @@ def test_a_small_operation_on_one_channel_between_large_ones_on_two() -> None:
         return Lockstep(pipes, np.stack(rows), bounds, np.full(len(ops), RING_SLOT))
 
     sets = [
-        channel([(0, 4096), (10_000, 4096), (30_000, 4096)], 5),
-        channel([(0, 4096), (10_000, 4096), (20_000, 64), (30_000, 4096)], 0),
+        channel([(0, 65536), (10_000, 65536), (30_000, 65536)], 5),
+        channel([(0, 65536), (10_000, 65536), (20_000, 64), (30_000, 65536)], 0),
     ]
     start = np.array([*starts, 0])
     columns = Columns(np.array([*sizes, -1]), start, start + 20, np.zeros(len(start), np.uint32))
     found = Reading(_job(columns, np.arange(n)), sets).instances()
     told = sorted((int(start[i.rows].min()), i.size) for i in found)
-    large, small = 2 * n * 2 * 4096, n * 2 * 64  # channels, chunks, slices
+    large, small = 2 * n * 2 * 65536, n * 64  # channels, chunks, slices
     assert told == [(0, large), (10_000, large), (20_000, small), (30_000, large)]
 
 
@@ -173,7 +175,7 @@ def test_few_connections_whose_receivers_are_slow() -> None:
     random = np.random.default_rng(0)
     count = operations * messages
     size = np.full(messages, RING_SLOT)
-    size[-2 * 2 * (n - 1) :] = 4096
+    size[-2 * 2 * (n - 1) :] = 65536
     begins = random.random((n, count)) < 1 / 6
     begins[:, ::messages] = True
     exchanges = EXCHANGE.zeros(n * count)
@@ -196,7 +198,7 @@ def test_few_connections_whose_receivers_are_slow() -> None:
     )
     assert told.all()
     assert Counter((i.op, i.size, len(i.rows)) for i in found) == {
-        (Op.ALL_REDUCE, 8 * (4 * RING_SLOT + 4096), n * messages): operations
+        (Op.ALL_REDUCE, 8 * (4 * RING_SLOT + 65536), n * messages): operations
     }
 
 
@@ -230,9 +232,9 @@ def _sets(
 
 def test_a_part_of_an_operation_is_none_of_fewer_ranks() -> None:
     """30 messages of an all_gather of 16 ranks; three times ten are as many as three of six ranks have."""
-    ops = [(10_000 * k, 30, 4096) for k in range(6)]
+    ops = [(10_000 * k, 30, 65536) for k in range(6)]
     columns, sets = _sets([ops], [[(0, 1), (1, 0)]], {0: [70, 80]})
     found = Reading(_job(columns, np.arange(2)), sets).instances()
     assert Counter((i.op, i.size, i.placement.ranks, len(i.rows)) for i in found) == {
-        (Op.ALL_GATHER, 8192, 16, 60): 6
+        (Op.ALL_GATHER, 131_072, 16, 60): 6
     }

@@ -34,9 +34,10 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.matching.lanes import grouped
-from dpuflow.matching.model import MOST, placed
+from dpuflow.matching.model import MOST, RARE, TWICE, placed
 from dpuflow.matching.reading import Reading
 from dpuflow.schema.rows import NEVER
+from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
@@ -362,8 +363,10 @@ def _in_both(
     """
     first = max(one.first, other.first)
     stop = max(min(one.stop, other.stop), first)
-    mine = slice(first - one.first, stop - one.first)
-    left, right = common[mine], other.begins[first - other.first : stop - other.first]
+    mine, theirs = (slice(first - each.first, stop - each.first) for each in (one, other))
+    if (one.slots[mine] != other.slots[theirs]).any():  # a barrier's tree before a ring's: it takes no part
+        return None
+    left, right = common[mine], other.begins[theirs]
     begin = left & right
     lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, begin))
     # Of many places that only look like beginnings chance gives both pipes as many as this.
@@ -382,9 +385,36 @@ def _in_both(
         longest = max(_longest(left), _longest(right))
         if abs(one.stop - other.stop) > longest and not _stopped(one, other, longest):
             return None
+    if _numbered_otherwise(one, other, first, begin):
+        return None
     both = np.zeros_like(common)
     both[mine] = begin
     return both
+
+
+def _numbered_otherwise(one: Pipe, other: Pipe, first: int, begin: NDArray[np.bool_]) -> bool:
+    """Whether one pipe carried an operation before that the other had no part in.
+
+    Then of operations of the same numbers hardly any overlap in time, and nearly all of those some apart do.
+    ``begin``: with which of the entries from number ``first`` on an operation may begin on both.
+    """
+    at = np.flatnonzero(begin)
+    if one.arrived is None or other.arrived is None or len(at) <= TWICE:
+        return False
+    at = at + first
+    began, ended = one.arrived[at[:-1] - one.first], one.arrived[at[1:] - 1 - one.first]
+    then, until = other.arrived[at[:-1] - other.first], other.arrived[at[1:] - 1 - other.first]
+    count = len(began)
+
+    def overlap(low: int, high: int) -> float:
+        """Of operations from ``low`` and from ``high`` on the share that does."""
+        mine, theirs = slice(low, count - high), slice(high, count - low)
+        both = (began[mine] <= until[theirs]) & (then[theirs] <= ended[mine])
+        known = np.minimum(began[mine], then[theirs]) != NEVER
+        return float(both[known].mean()) if known.any() else 0.0
+
+    shifts = range(1, min(NCCL_STEPS, count - TWICE) + 1)
+    return overlap(0, 0) <= RARE and any(max(overlap(k, 0), overlap(0, k)) >= MOST for k in shifts)
 
 
 def _longest(begins: NDArray[np.bool_]) -> int:
