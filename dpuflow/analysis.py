@@ -161,7 +161,7 @@ def _read(
 ) -> Read:
     """The operations that captures on one time line saw, with when each rank came."""
     from dpuflow.entries import build_entries
-    from dpuflow.exchanges.build import announced, build_exchanges
+    from dpuflow.exchanges.build import announced, build_exchanges, granted_at
     from dpuflow.exchanges.bunches import requested
     from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
     from dpuflow.identity.processes import connection_ends
@@ -183,6 +183,7 @@ def _read(
         buffers,
         connection_ends(joined),
         all_but_one(joined, told),
+        granted_at(joined.transfers, exchanges),
     )
     instances = build_collectives(job)
     instances = sharing_told_apart(instances, exchanges, joined.transfers)

@@ -93,6 +93,14 @@ def announced(transfers: Rows, exchanges: Rows) -> NDArray[np.int64]:
     return found
 
 
+def granted_at(transfers: Rows, exchanges: Rows) -> NDArray[np.int64]:
+    """Address that the grant of each exchange named, modulo 2**62; -1 where none was seen."""
+    found = np.full(len(exchanges), -1, np.int64)
+    seen = exchanges["grant"] != NONE32
+    found[seen] = transfers["va"][exchanges["grant"][seen]] & np.uint64((1 << 62) - 1)
+    return found
+
+
 def _unframed(transfers: Rows, wire: NDArray[np.uint8]) -> NDArray[np.int64]:
     """Bursts on connections of which nothing but bursts is known."""
     burst = wire == Wire.TCP_BURST

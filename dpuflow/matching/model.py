@@ -42,8 +42,8 @@ class Job:
     node, None where each is a node of its own. ``until``: when each one's capture ends, NEVER without one,
     None where nothing is known of that. ``ends``: who is at both ends of each connection, where processes may
     share addresses. Of NCCL: ``announced``: bytes that the clear-to-send entry of each row allowed, 0 where
-    none was seen; ``asked``: for how many messages it was, None where each was for one; ``buffers``: what
-    slots are.
+    none was seen, ``granted_at`` the address that it named, -1 where none was; ``asked``: for how many
+    messages it was, None where each was for one; ``buffers``: what slots are.
     """
 
     exchanges: Rows
@@ -56,6 +56,7 @@ class Job:
     buffers: Mapping[int, Buffer] = field(default_factory=lambda: DEFAULT)
     ends: Ends | None = None
     but_one: frozenset[int] | None = None
+    granted_at: Ints | None = None
 
     @cached_property
     def columns(self) -> Columns:

@@ -1,6 +1,6 @@
 """The parts that NCCL's connections for sends and receives carry, one way each.
 
-In: EXCHANGE rows of connections whose clear-to-send entries announce the chunk of point-to-point buffers.
+In: EXCHANGE rows of connections whose clear-to-send entries name buffers of point-to-point connections.
 Out: which rows of each make up a part, from times and sizes, and from how often parts are alike. Facts of
 NCCL's that carry this (2.30, src/transport/net.cc, src/enqueue.cc addP2pToPlan, src/device/sendrecv.h):
 
@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.matching.buffers import CHUNKS, RING, STEP
-from dpuflow.matching.model import MOST
+from dpuflow.matching.model import MOST, TWICE
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def lines_of(job: Job, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:
     other = np.bincount(key[(room != 0) & ~chunk], minlength=keys)
     own = (np.bincount(key[chunk], minlength=keys) > 0) & (other == 0)
     slot = np.isin(room, list(buffers))  # full ones announce what comes, too: a collective's
-    own = (own | _registered(job, rows, room, slot, key))[key]
+    own = (own | _pooled(job, rows, room, key) | _registered(job, rows, room, slot, key))[key]
     mine, line = rows[own], key[own]
     if not len(mine):
         return []
@@ -71,6 +71,26 @@ def lines_of(job: Job, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:
     parts = np.split(mine[order], np.flatnonzero(np.diff(line[order])) + 1)
     parts.sort(key=lambda part: int(part[0]))
     return [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
+
+
+def _pooled(job: Job, rows: Ints, room: Ints, key: Ints) -> NDArray[np.bool_]:
+    """Ways (``key``) whose entries announce no more than a buffer of point-to-point connections holds.
+
+    Up to 2.28 an entry announces a part's chunk, or its bytes if they are fewer (enqueue.cc addP2pToPlan,
+    net.cc recvProxyProgress). That may be as much as a slot of LL is. But buffers of a pool lie as far apart
+    as the largest chunk, and slots of LL, which are taken in turn, next to each other.
+    """
+    keys = int(key.max(initial=-1)) + 1
+    if job.granted_at is None:
+        return np.zeros(keys, np.bool_)
+    at = job.granted_at[rows]
+    known = (room != 0) & (at >= 0)
+    line, place, size = key[known], at[known] % min(CHUNKS), room[known]
+    count, other = np.bincount(line, minlength=keys), np.zeros(keys, np.int64)
+    first = np.full(keys, -1, np.int64)
+    first[line[::-1]] = place[::-1]
+    np.add.at(other, line, (place != first[line]) | (size > min(CHUNKS)))
+    return np.asarray((count > TWICE) & (other == 0), np.bool_)
 
 
 def _registered(job: Job, rows: Ints, room: Ints, slot: NDArray[np.bool_], key: Ints) -> NDArray[np.bool_]:
