@@ -155,16 +155,23 @@ def _stage(result: Analysis, row: Lateness) -> str:
             if incidents and not row.collectives:
                 return f"{where} {incidents}"
             continue
-        parts = []
+        parts, compared = [], False
         for way, times in (("forward", pipeline.forward_ns), ("backward", pipeline.backward_ns)):
+            own = times[place]
             others = [t for at, t in enumerate(times) if at != place and t is not None]
-            if times[place] is not None and others:
-                parts.append(f"{way} {duration(times[place])}, the others {duration(median(others))}")
-        if not parts:  # it was compared with the same stage of other pipelines
+            if own is None or not others:
+                continue
+            compared, usual = True, median(others)
+            if own > usual:  # what ends stages wait for may look like their work
+                parts.append(f"{way} {duration(own)}, the others {duration(usual)}")
+        if not compared:  # but with the same stage of other pipelines
             continue
-        return ", ".join(
-            [f"{where} works longer for each microbatch: {'; '.join(parts)}", *_since(result, row)]
+        each = (
+            f" for each microbatch: {'; '.join(parts)}"
+            if parts
+            else " in a step than those it can be compared with"
         )
+        return ", ".join([f"{where} works longer{each}", *_since(result, row)])
     return ""
 
 
