@@ -208,6 +208,7 @@ class Pipe(NamedTuple):
     slots: NDArray[np.int64]  # bytes that each message's entry announced
     arrived: NDArray[np.int64] | None = None  # when each message had; None: not known
     until: int = _FAR  # when the captures of its ends stop
+    sizes: NDArray[np.int64] | None = None  # bytes of each message; None: not known
 
     @property
     def stop(self) -> int:
@@ -259,6 +260,7 @@ def pipes_of(
     exchanges, until, (dealt, at, end) = job.exchanges, job.until, connections
     index, slots = exchanges["sub"][dealt].astype(np.int64), announced[dealt]
     granted, arrived = exchanges["grant_ns"][dealt], exchanges["arrived_end_ns"][dealt]
+    sizes = job.columns.sizes[dealt]
     known = (granted[1:] != NEVER) & (arrived[:-1] != NEVER)
     waited = (granted[1:] > arrived[:-1]) | ~known
     begins = np.r_[True, waited | (slots[1:] != slots[:-1])]
@@ -279,7 +281,17 @@ def pipes_of(
         part = slice(low, high)
         last = _FAR if until is None else int(max(until[src], until[dst]))
         found.append(
-            Pipe(src, dst, dealt[part], int(index[low]), begins[part], slots[part], arrived[part], last)
+            Pipe(
+                src,
+                dst,
+                dealt[part],
+                int(index[low]),
+                begins[part],
+                slots[part],
+                arrived[part],
+                last,
+                sizes[part],
+            )
         )
     return found
 
@@ -385,11 +397,24 @@ def _in_both(
         longest = max(_longest(left), _longest(right))
         if abs(one.stop - other.stop) > longest and not _stopped(one, other, longest):
             return None
-    if _numbered_otherwise(one, other, first, begin):
+    if _unlike(one, other, first, begin) or _numbered_otherwise(one, other, first, begin):
         return None
     both = np.zeros_like(common)
     both[mine] = begin
     return both
+
+
+def _unlike(one: Pipe, other: Pipe, first: int, begin: NDArray[np.bool_]) -> bool:
+    """Whether an operation of one message on both pipes would have several times as many bytes on one.
+
+    Channels share an operation's bytes alike. ``begin`` as in ``_numbered_otherwise``.
+    """
+    if one.sizes is None or other.sizes is None:
+        return False
+    at = np.flatnonzero(begin)
+    single = first + at[:-1][np.diff(at) == 1]
+    mine, theirs = one.sizes[single - one.first], other.sizes[single - other.first]
+    return bool((np.maximum(mine, theirs) > TWICE * np.minimum(mine, theirs)).any())
 
 
 def _numbered_otherwise(one: Pipe, other: Pipe, first: int, begin: NDArray[np.bool_]) -> bool:
