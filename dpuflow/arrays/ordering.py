@@ -80,13 +80,19 @@ def classes(*columns: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """
     if not len(columns[0]):
         return []
+    of = numbered(*columns)
+    order = order_within(np.zeros(len(of), np.int64), of)
+    return cut_at(order, np.flatnonzero(np.diff(of[order])) + 1)
+
+
+def numbered(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The class of each row, a small number from 0, in the order that ``classes`` puts them in."""
     of = columns[0]
     for column in columns[1:]:
-        of = of * (int(column.max()) + 1) + column
-    if int(of.max()) > SPARSE * len(of):
+        of = of * (int(column.max(initial=0)) + 1) + column
+    if int(of.max(initial=0)) > SPARSE * len(of):
         of = np.unique(of, return_inverse=True)[1]
-    order = order_within(np.zeros(len(of), np.int64), np.ascontiguousarray(of))
-    return cut_at(order, np.flatnonzero(np.diff(of[order])) + 1)
+    return np.ascontiguousarray(of)
 
 
 class Places:

@@ -99,7 +99,8 @@ def _plain(value: Any) -> object:
     """A row as a dict, a NumPy number as Python's: what the encoder asks for and does not know itself."""
     if not is_dataclass(value):
         return value.item()
-    keys, values = _layout(type(value))
+    kind: type = type(value)
+    keys, values = _layout(kind)
     row: dict[str, Any] = dict(zip(keys, values(value), strict=True))
     if row.get("node") is not None and "endpoint" in row:
         row["endpoint"] = None  # only its node is told

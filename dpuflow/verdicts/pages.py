@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.ordering import cut_at
+from dpuflow.arrays.ordering import cut_at, numbered, order_within
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
@@ -56,10 +56,10 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
     if not len(rows):
         return []
     src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
-    read = wire[rows] == Wire.ROCE_READ
-    order = np.lexsort((begin_ns(exchanges, rows), read, dst, src))
-    rows, key = rows[order], np.stack([src, dst, read])[:, order]
-    first = np.flatnonzero(np.r_[True, (np.diff(key) != 0).any(axis=0)])
+    way = numbered(src, dst, (wire[rows] == Wire.ROCE_READ).astype(np.int64))
+    order = order_within(begin_ns(exchanges, rows), way)
+    rows, way = rows[order], way[order]
+    first = np.flatnonzero(np.r_[True, way[1:] != way[:-1]])
     large = _medians(exchanges["bytes"][rows], first) > LEAST
     return [way for way, pages in zip(cut_at(rows, first[1:]), large.tolist(), strict=True) if pages]
 
@@ -67,13 +67,21 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
 def _medians(values: Rows, first: Ints) -> NDArray[np.float64]:
     """The median of each run of ``values``; runs begin at ``first``."""
     count = np.diff(np.r_[first, len(values)])
-    ordered = values[np.lexsort((values, np.repeat(np.arange(len(first)), count)))].astype(float)
+    run = np.repeat(np.arange(len(first)), count)
+    ordered = values[order_within(values.astype(np.int64), run)].astype(float)
     middle: NDArray[np.float64] = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
     return middle / 2
 
 
 def so_far(values: Ints, piece: Ints) -> Ints:
-    """The largest of ``values`` so far within each piece."""
+    """The largest of ``values`` so far within each piece; pieces follow one another, numbered from 0."""
+    if not len(values):
+        return values
+    least = int(values.min())
+    step = int(values.max()) - least + 1
+    if step * (int(piece[-1]) + 1) < 1 << 63:
+        raised = piece * step - least
+        return np.maximum.accumulate(values + raised) - raised
     order = np.argsort(values, kind="stable")
     place = np.empty(len(values), np.int64)
     place[order] = np.arange(len(values))
@@ -125,7 +133,7 @@ def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
     within = np.diff(way) == 0
     several = count > 1
     if several.any():
-        apart = np.diff(end[np.lexsort((end, way))])[within]
+        apart = np.diff(end[order_within(end, way)])[within]
         follow = (count - 1)[several]
         usual[several] += _medians(apart, np.cumsum(follow) - follow)
     usual[~several] = 0.0
