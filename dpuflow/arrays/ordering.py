@@ -36,6 +36,12 @@ def cut_at(values: NDArray[Any], at: NDArray[np.int64]) -> list[NDArray[Any]]:
     return [values[a:b] for a, b in pairwise(bounds)]
 
 
+def spans(start: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All places of spans, so many from each ``start`` on, one span after the other."""
+    before = np.cumsum(count) - count
+    return np.repeat(start - before, count) + np.arange(int(count.sum()))
+
+
 class Latest:
     """Tells which of some events was a class's latest."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import spans
 from dpuflow.schema.rows import NONE32, Pairing, Transport, Wire
 
 if TYPE_CHECKING:
@@ -83,7 +84,7 @@ class Pairs:
         handshakes named the last ones are kept.
         """
         scored = self._scored(old_peers, np.flatnonzero(place[: len(old_peers)] >= 0))
-        left = place[self.members[_places(old_peers["candidates"][scored.flow], scored.width)]] >= 0
+        left = place[self.members[spans(old_peers["candidates"][scored.flow], scored.width)]] >= 0
         of = np.repeat(np.arange(len(scored.flow)), scored.width)[left]
         count = np.bincount(of, minlength=len(scored.flow))
         scored = Scores(place[scored.flow], count, scored.conflicts[left], scored.echoes[left])
@@ -123,7 +124,7 @@ class Pairs:
         whole = not known or wanted > MOST_SCORES or len(self.conflicts) > 2 * wanted
         if whole:
             touched = np.arange(len(size))
-        before = self.members[_places(self._runs[touched, 0], old[touched])]
+        before = self.members[spans(self._runs[touched, 0], old[touched])]
         scored = self._scored(peers, before.astype(np.int64))
         self._make_room(int((size * width).max(initial=0)), int(size.max(initial=0)))
         if whole:
@@ -139,20 +140,24 @@ class Pairs:
 
     def _enter(self, flows: Rows, rows: Ints) -> Ints:
         """The directions of flows, new ones numbered and empty."""
-        numbers, opposites = [], []
+        opposites = []
         ways, many = self._ways, len(self._ways)
-        for ends in zip(flows["src"][rows].tolist(), flows["dst"][rows].tolist(), strict=True):
+        src, dst = (flows[end][rows].astype(np.int64) for end in ("src", "dst"))
+        pair, first, of = np.unique(src << 32 | dst, return_index=True, return_inverse=True)
+        numbers = np.empty(len(pair), np.int64)
+        for place in np.argsort(first).tolist():  # in the order of flows
+            ends = int(pair[place]) >> 32, int(pair[place]) & NONE32
             number = ways.setdefault(ends, many)
             if number == many:
                 many += 1
                 opposites.append(ways.get((ends[1], ends[0]), -1))
-            numbers.append(number)
+            numbers[place] = number
         new = np.arange(len(self._runs), many)
         other = np.array(opposites, np.int64)
         self._opposite = np.concatenate([self._opposite, other])
         self._opposite[other[other >= 0]] = new[other >= 0]
         self._runs = np.concatenate([self._runs, np.zeros((len(new), 2), np.int64)])
-        return np.array(numbers, np.int64)
+        return numbers[of]
 
     def _lay_out(self, peers: Rows, members: Ints, way: Ints, size: Ints, width: Ints) -> None:
         """Give flows of directions ``way`` their candidates, and scores behind those there are.
@@ -182,15 +187,15 @@ class Pairs:
         """
         at, width, acks = _scores(peers, scored.flow)
         kept = np.minimum(scored.width, width)
-        self.conflicts[_places(at, width)] = np.repeat(acks, width)
-        old, new = _places(np.cumsum(scored.width) - scored.width, kept), _places(at, kept)
+        self.conflicts[spans(at, width)] = np.repeat(acks, width)
+        old, new = spans(np.cumsum(scored.width) - scored.width, kept), spans(at, kept)
         self.conflicts[new], self.echoes[new] = scored.conflicts[old], scored.echoes[old]
 
     def _scored(self, peers: Rows, flows: Ints) -> Scores:
         """Scores of those flows that have any and are not paired."""
         flows = flows[(peers["acks"][flows] > 0) & (peers["peer"][flows] < 0)]
         at, width, _ = _scores(peers, flows)
-        places = _places(at, width)
+        places = spans(at, width)
         return Scores(flows, width, self.conflicts[places], self.echoes[places])
 
     def name(self, src: int, dst: int, src_qp: int, dst_qp: int) -> None:
@@ -300,9 +305,3 @@ def _scores(peers: Rows, flows: Ints) -> tuple[Ints, Ints, Ints]:
     )
     at, start, end, acks = columns
     return at, end - start, acks
-
-
-def _places(start: Ints, count: Ints) -> Ints:
-    """All places of runs, one after the other."""
-    before = np.cumsum(count) - count
-    return np.repeat(start - before, count) + np.arange(int(count.sum()))

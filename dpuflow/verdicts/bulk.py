@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import cut_at, numbered, order_within
+from dpuflow.arrays.ordering import cut_at, numbered, order_within, spans
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
 from dpuflow.verdicts.pages import begin_ns, cut_pieces, end_ns, notices_ns, page_ways, parts_of, so_far
 
@@ -169,9 +169,9 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
             held[each.row] = each.path is not None
         if each.slow and each.start_ns <= each.end_ns:
             slow.setdefault(each.src, []).append((each.start_ns, each.end_ns))
-    for src, spans in slow.items():
+    for src, times in slow.items():
         mine = entries.of[src]
-        begin, end = np.sort(np.array(spans).T)
+        begin, end = np.sort(np.array(times).T)
         begun = np.searchsorted(begin, entries.enter_ns[mine], "right")
         carrying[mine] = begun > np.searchsorted(end, entries.enter_ns[mine], "left")
     return Fed(fed, held, carrying)
@@ -386,8 +386,7 @@ def _together(parts: Found, first: Ints) -> Found:
     """One transfer from those that follow each other from each of ``first`` on."""
     table, last = parts.table, np.r_[first[1:], len(parts.table)] - 1
     pages = table["end"] - table["at"]
-    end = np.cumsum(pages)
-    rows = parts.rows[np.arange(end[-1]) + np.repeat(table["at"] - end + pages, pages)]
+    rows, end = parts.rows[spans(table["at"], pages)], np.cumsum(pages)
     found = table[last]
     found["start_ns"], found["at"], found["end"] = table["start_ns"][first], (end - pages)[first], end[last]
     for name in ("bytes", "busy_ns", "retransmitted", "ecn_marked"):
