@@ -182,7 +182,7 @@ class _Segmenter:
         fit at any offset, and the right one is where the cuts fall on pauses (``_contrast``).
         """
         whole = self.streams.at.copy()
-        tried: list[tuple[float, int, Hypothesis, list[tuple[Hypothesis, int]]]] = []
+        tried: list[tuple[float, int, Hypothesis, int, list[tuple[Hypothesis, int]]]] = []
         beginnings = self._beginnings()
         for which, beginning in enumerate(beginnings):
             self.streams.back_to(whole)
@@ -198,7 +198,7 @@ class _Segmenter:
             if runs:
                 hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
                 score = self.scorer.score(self.streams, hypothesis, count)
-                tried.append((score * min(count, 4), which, hypothesis, runs))
+                tried.append((score * min(count, 4), which, hypothesis, count, runs))
                 if (settled and drop == 0) or self.scorer.is_clear(self.streams, hypothesis, count):
                     break
                 if drop >= len(hypothesis.order) and drop > hypothesis.messages:
@@ -208,17 +208,16 @@ class _Segmenter:
             # What is not named and not understood here will not be further on.
             every = self.streams.count
             return every if self.op == Op.UNKNOWN else min(every, ALIGNMENTS), None
-        best, _, like, _ = max(tried, key=lambda each: each[0])
-        which, runs = next(
-            (which, runs)
-            for score, which, hypothesis, runs in tried
+        best, _, like, *_ = max(tried, key=lambda each: each[0])
+        which, hypothesis, count, runs = next(
+            (which, hypothesis, count, runs)
+            for score, which, hypothesis, count, runs in tried
             if score >= MOST * best and (hypothesis.algorithm, hypothesis.cuts) == (like.algorithm, like.cuts)
         )
-        self.streams.take(slice(None), beginnings[which])
-        hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
         if hypothesis.near is not None:
+            self.streams.take(slice(None), beginnings[which])
             self.places.note(hypothesis, self.scorer.fitting(self.streams, runs, count * hypothesis.messages))
-        self.streams.back_to(whole)
+            self.streams.back_to(whole)
         alternatives = [
             h.algorithm.name
             for h, n in runs
