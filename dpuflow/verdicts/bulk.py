@@ -17,7 +17,16 @@ import numpy as np
 
 from dpuflow.arrays.ordering import cut_at, numbered, order_within, spans
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
-from dpuflow.verdicts.pages import begin_ns, cut_pieces, end_ns, notices_ns, page_ways, parts_of, so_far
+from dpuflow.verdicts.pages import (
+    at_once,
+    begin_ns,
+    cut_pieces,
+    end_ns,
+    notices_ns,
+    page_ways,
+    parts_of,
+    so_far,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -193,15 +202,25 @@ def _merged(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -
 
 
 def _made(exchanges: Rows, pieces: Sequence[Ints]) -> tuple[Found, Ints]:
-    """What the ``pieces`` of more than one page are, all laid out at once, and which ones these are."""
+    """What the ``pieces`` of more than one page are, and which ones these are."""
+    chosen = [number for number, piece in enumerate(pieces) if len(piece) >= FEWEST]
+    found = [_laid(exchanges, some) for some in at_once([pieces[number] for number in chosen])]
+    rows, tables = [each.rows for each in found], [each.table for each in found]
+    for table, before in zip(tables, np.cumsum([0, *map(len, rows)]).tolist(), strict=False):
+        table["at"] += before
+        table["end"] += before
+    numbers = np.array(chosen, np.int64)
+    made = (
+        Found(np.concatenate(tables), np.concatenate(rows)) if found else Found(np.zeros(0, _TABLE), numbers)
+    )
+    return made, numbers
+
+
+def _laid(exchanges: Rows, pieces: Sequence[Ints]) -> Found:
+    """What each of ``pieces`` is."""
     counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    chosen = np.flatnonzero(counts >= FEWEST)
-    table = np.zeros(len(chosen), _TABLE)
-    if not len(chosen):
-        return Found(table, chosen), chosen
-    counts = counts[chosen]
+    table, rows = np.zeros(len(counts), _TABLE), np.concatenate(pieces)
     first, last = np.cumsum(counts) - counts, np.cumsum(counts) - 1
-    rows = np.concatenate([pieces[number] for number in chosen.tolist()])
     piece = np.repeat(np.arange(len(counts)), counts)
     begin = begin_ns(exchanges, rows)
     order = order_within(begin, piece)
@@ -224,7 +243,7 @@ def _made(exchanges: Rows, pieces: Sequence[Ints]) -> tuple[Found, Ints]:
     table["busy_ns"] = table["end_ns"] - table["start_ns"] - np.add.reduceat(pause, first)
     table["page_bytes"], table["message"] = _usual(size, piece), exchanges["data"][rows[last]]
     table["row"], table["idle_ns"], table["left_ns"] = -1, NEVER, NEVER
-    return Found(table, rows), chosen
+    return Found(table, rows)
 
 
 def _usual(size: Ints, piece: Ints) -> Ints:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LEAST: Final = 512
 """Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
 else tells what they are."""
+TOGETHER: Final = 1 << 17
+"""Pages that are laid out at a time: more would not fit into the cache, and take memory."""
 IDLE: Final = 4.0
 """Times what a page takes, alone and behind another, that nothing may be under way within a transfer: an
 engine that has pages to move keeps some under way; a late completion makes it pause for about a page."""
@@ -102,10 +104,22 @@ def end_ns(exchanges: Rows, rows: Ints) -> Ints:
     return np.where(there != NEVER, there, exchanges["data_end_ns"][rows])
 
 
+def at_once(parts: Sequence[Ints]) -> Iterator[Sequence[Ints]]:
+    """``parts`` some at a time, of ``TOGETHER`` rows at the most unless one has more."""
+    bounds, total = [0], 0
+    for place, part in enumerate(parts):
+        if total + len(part) > TOGETHER and place > bounds[-1]:
+            bounds.append(place)
+            total = 0
+        total += len(part)
+    return (parts[a:b] for a, b in pairwise([*bounds, len(parts)]) if b > a)
+
+
 def cut_pieces(exchanges: Rows, ways: Sequence[Ints], notices: Sequence[Ints]) -> Iterator[list[Ints]]:
     """Each of ``ways`` cut where nothing was under way, or, if it has any, by its ``notices``: times of SENDs
     on the pages' connections, each of which tells that all pages before it are done."""
-    quiet = _by_pauses(exchanges, [rows for rows, told in zip(ways, notices, strict=True) if not len(told)])
+    mine = [rows for rows, told in zip(ways, notices, strict=True) if not len(told)]
+    quiet = (parts for some in at_once(mine) for parts in _by_pauses(exchanges, some))
     for rows, told in zip(ways, notices, strict=True):
         yield _by_notices(exchanges, rows, told) if len(told) else next(quiet)
 
@@ -122,8 +136,6 @@ def _by_notices(exchanges: Rows, rows: Ints, notices: Ints) -> list[Ints]:
 
 def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
     """``ways`` in order of time, each cut where nothing was under way; times of all laid out at once."""
-    if not ways:
-        return
     rows, count = np.concatenate(ways), np.array([len(way) for way in ways])
     way, first = np.repeat(np.arange(len(ways)), count), np.cumsum(count) - count
     begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
