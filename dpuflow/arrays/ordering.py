@@ -95,7 +95,10 @@ def numbered(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
     """The class of each row, a small number from 0, in the order that ``classes`` puts them in."""
     of = columns[0]
     for column in columns[1:]:
-        of = of * (int(column.max(initial=0)) + 1) + column
+        width = int(column.max(initial=0)) + 1
+        if int(of.max(initial=0)) * width >= 1 << 62:
+            of = np.unique(of, return_inverse=True)[1]
+        of = of * width + column
     if int(of.max(initial=0)) > SPARSE * len(of):
         of = np.unique(of, return_inverse=True)[1]
     return np.ascontiguousarray(of)
