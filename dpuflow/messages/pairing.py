@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
@@ -58,7 +58,7 @@ class Pairs:
         self.members = np.zeros(0, np.int32)
         self.conflicts = np.zeros(0, np.int32)
         self.echoes = np.zeros(0, np.int32)
-        self._ways: dict[tuple[int, int], int] = {}  # the number of a direction
+        self._ways: dict[int, int] = {}  # the number of a direction, by ``_key``
         self._opposite: Ints = np.zeros(0, np.int64)  # of each direction the other one, -1 none
         self._runs: Ints = np.zeros((0, 2), np.int64)  # where the flows of each lie in ``members``
         self._make_room(0, 0)
@@ -143,14 +143,15 @@ class Pairs:
         opposites = []
         ways, many = self._ways, len(self._ways)
         src, dst = (flows[end][rows].astype(np.int64) for end in ("src", "dst"))
-        pair, first, of = np.unique(src << 32 | dst, return_index=True, return_inverse=True)
-        numbers = np.empty(len(pair), np.int64)
-        for place in np.argsort(first).tolist():  # in the order of flows
-            ends = int(pair[place]) >> 32, int(pair[place]) & NONE32
-            number = ways.setdefault(ends, many)
+        keys, first, of = np.unique(_key(src, dst), return_index=True, return_inverse=True)
+        order = np.argsort(first)  # as flows come
+        numbers = np.empty(len(keys), np.int64)
+        back = _key(dst[first[order]], src[first[order]]).tolist()
+        for place, key, across in zip(order.tolist(), keys[order].tolist(), back, strict=True):
+            number = ways.setdefault(key, many)
             if number == many:
                 many += 1
-                opposites.append(ways.get((ends[1], ends[0]), -1))
+                opposites.append(ways.get(across, -1))
             numbers[place] = number
         new = np.arange(len(self._runs), many)
         other = np.array(opposites, np.int64)
@@ -251,8 +252,8 @@ class Pairs:
             found = np.zeros((len(peers), 2), np.int64)
         else:
             src, dst = int(flows["src"][ripe]), int(flows["dst"][ripe])
-            both = (src, dst) in self._ways and (dst, src) in self._ways
-            ways = np.array([self._ways[src, dst]] if both else [], np.int64)
+            both = _key(src, dst) in self._ways and _key(dst, src) in self._ways
+            ways = np.array([self._ways[_key(src, dst)]] if both else [], np.int64)
             found = self._found
         sides = np.stack((ways, self._opposite[ways]), axis=1)
         named = self._by_handshake(flows, peers, ripe)
@@ -283,9 +284,8 @@ class Pairs:
 
     def _unpaired(self, ends: tuple[int, int], peers: Rows) -> NDArray[np.int32]:
         """Flows of a direction that have no peer yet."""
-        members = (
-            self.members[slice(*self._runs[self._ways[ends]])] if ends in self._ways else self.members[:0]
-        )
+        way = self._ways.get(_key(*ends))
+        members = self.members[:0] if way is None else self.members[slice(*self._runs[way])]
         return members[peers["peer"][members] < 0]
 
     def _read_datagrams(self, flows: Rows, messages: Rows) -> None:
@@ -296,6 +296,15 @@ class Pairs:
         for flow, source in zip(named[times == 1], both[first[times == 1]] & NONE32, strict=False):
             key = (int(flows["src"][flow]), int(flows["dst"][flow]), int(flows["dest_qp"][flow]))
             self._named.setdefault(key, int(source))
+
+
+@overload
+def _key(src: int, dst: int) -> int: ...
+@overload
+def _key(src: Ints, dst: Ints) -> Ints: ...
+def _key(src: int | Ints, dst: int | Ints) -> int | Ints:
+    """Two endpoints in one number."""
+    return src << 32 | dst
 
 
 def _scores(peers: Rows, flows: Ints) -> tuple[Ints, Ints, Ints]:
