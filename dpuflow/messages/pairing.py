@@ -140,19 +140,20 @@ class Pairs:
 
     def _enter(self, flows: Rows, rows: Ints) -> Ints:
         """The directions of flows, new ones numbered and empty."""
-        opposites = []
+        found, opposites = [], []
         ways, many = self._ways, len(self._ways)
         src, dst = (flows[end][rows].astype(np.int64) for end in ("src", "dst"))
         keys, first, of = np.unique(_key(src, dst), return_index=True, return_inverse=True)
         order = np.argsort(first)  # as flows come
-        numbers = np.empty(len(keys), np.int64)
         back = _key(dst[first[order]], src[first[order]]).tolist()
-        for place, key, across in zip(order.tolist(), keys[order].tolist(), back, strict=True):
+        for key, across in zip(keys[order].tolist(), back, strict=True):
             number = ways.setdefault(key, many)
             if number == many:
                 many += 1
                 opposites.append(ways.get(across, -1))
-            numbers[place] = number
+            found.append(number)
+        numbers = np.empty(len(keys), np.int64)
+        numbers[order] = found
         new = np.arange(len(self._runs), many)
         other = np.array(opposites, np.int64)
         self._opposite = np.concatenate([self._opposite, other])
