@@ -161,16 +161,39 @@ def _read(
 ) -> Read:
     """The operations that captures on one time line saw, with when each rank came."""
     from dpuflow.entries import build_entries
-    from dpuflow.exchanges.build import announced, build_exchanges, granted_at
-    from dpuflow.exchanges.bunches import requested
-    from dpuflow.identity.endpoints import all_but_one, endpoint_ranks, rank_order, seen_until, seen_whole
-    from dpuflow.identity.processes import connection_ends
+    from dpuflow.exchanges.build import build_exchanges
+    from dpuflow.identity.endpoints import endpoint_ranks
     from dpuflow.islands.analyse import Read
-    from dpuflow.matching import Job, build_collectives, count_untold
-    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
+    from dpuflow.matching import count_untold
 
     known = endpoint_ranks(joined, ranks, told)
     exchanges = build_exchanges(joined.transfers, joined.columns)
+    instances = _operations(joined, exchanges, told, nodes, known)
+    home = nodes.tolist()
+    several = {node for node, count in Counter(home).items() if count > 1}
+    for instance in instances:
+        # The ranks that it does not show may be at other NICs of its nodes, not behind these.
+        if instance.hides_ranks and any(home[end] in several for end in instance.order):
+            instance.view = replace(instance.view, apart=True)
+    untold = count_untold(joined.columns, exchanges, instances)
+    return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)
+
+
+def _operations(
+    joined: Joined,
+    exchanges: Rows,
+    told: Sequence[Communicator],
+    nodes: NDArray[np.int64],
+    known: Mapping[int, int],
+) -> list[Instance]:
+    """The operations among ``exchanges``; ``known``: the ranks of endpoints."""
+    from dpuflow.exchanges.build import announced, granted_at
+    from dpuflow.exchanges.bunches import requested
+    from dpuflow.identity.endpoints import all_but_one, rank_order, seen_until, seen_whole
+    from dpuflow.identity.processes import connection_ends
+    from dpuflow.matching import Job, build_collectives
+    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
+
     buffers = buffers_of(joined.transfers, exchanges)
     job = Job(
         exchanges,
@@ -187,15 +210,7 @@ def _read(
     )
     instances = build_collectives(job)
     instances = sharing_told_apart(instances, exchanges, joined.transfers)
-    instances = without_flags(instances, exchanges, joined.transfers, buffers)
-    home = nodes.tolist()
-    several = {node for node, count in Counter(home).items() if count > 1}
-    for instance in instances:
-        # The ranks that it does not show may be at other NICs of its nodes, not behind these.
-        if instance.hides_ranks and any(home[end] in several for end in instance.order):
-            instance.view = replace(instance.view, apart=True)
-    untold = count_untold(joined.columns, exchanges, instances)
-    return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)
+    return without_flags(instances, exchanges, joined.transfers, buffers)
 
 
 STAGES: Final = ("joining", "matching", "judging")

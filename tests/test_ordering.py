@@ -12,11 +12,13 @@ from dpuflow.arrays.ordering import (
     classes,
     cut_at,
     lower_medians,
+    numbered,
     order_within,
     packed,
     percentile,
     percentiles,
     quantiles,
+    spans,
 )
 from dpuflow.arrays.quantiles import middle, middle_of_others
 from dpuflow.entries.reactions import FEWEST, PAIRED, apart_ns
@@ -49,6 +51,25 @@ def test_classes_are_rows_with_the_same_numbers(seed: int) -> None:
         wanted.setdefault(numbers, []).append(row)
     assert [places.tolist() for places in classes(*columns)] == [wanted[key] for key in sorted(wanted)]
     assert classes(*(column[:0] for column in columns)) == []
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_numbers_of_classes_are_in_their_order(seed: int) -> None:
+    choice = np.random.default_rng(seed)
+    n = int(choice.integers(0, 60))
+    columns = [choice.integers(0, 1 + 10 ** int(choice.integers(0, 9)), n) for _ in range(1 + seed % 3)]
+    rows = list(zip(*(column.tolist() for column in columns), strict=True))
+    of = numbered(*columns).tolist()
+    assert sorted(range(n), key=of.__getitem__) == sorted(range(n), key=rows.__getitem__)
+    assert len(set(of)) == len(set(rows))
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_spans_are_their_places_one_after_the_other(seed: int) -> None:
+    choice = np.random.default_rng(seed)
+    start, count = choice.integers(0, 40, (2, seed))
+    wanted = [at for a, n in zip(start.tolist(), count.tolist(), strict=True) for at in range(a, a + n)]
+    assert spans(start, count).tolist() == wanted
 
 
 @pytest.mark.parametrize("most", [1, 7, 200, 1 << 17])

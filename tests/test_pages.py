@@ -82,6 +82,54 @@ def test_ways_cut_at_once_are_those_cut_one_by_one(seed: int) -> None:
         assert parts == [part.tolist() for part in np.split(way, cut)]
 
 
+@pytest.mark.parametrize("far", [0, 1 << 62])
+@pytest.mark.parametrize("seed", range(12))
+def test_the_largest_so_far_is_that_within_a_piece(seed: int, far: int) -> None:
+    import numpy as np
+
+    from dpuflow.verdicts.pages import so_far
+
+    rng = np.random.default_rng(seed)
+    piece = np.sort(rng.integers(0, 5, 40))
+    values = rng.integers(-1000 - far, 1000 + far, 40)
+    wanted = [values[(piece == piece[at]) & (np.arange(40) <= at)].max() for at in range(40)]
+    assert so_far(values, piece).tolist() == wanted
+    assert not len(so_far(values[:0], piece[:0]))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_pieces_laid_out_some_at_a_time_are_those_laid_out_at_once(
+    seed: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import numpy as np
+
+    from dpuflow.schema.rows import EXCHANGE, NEVER, Wire
+    from dpuflow.verdicts import bulk, pages
+
+    rng = np.random.default_rng(seed)
+    count = int(rng.integers(2, 120))
+    rows = np.zeros(count, EXCHANGE.dtype)
+    rows["src"], rows["wire"], rows["grant_ns"] = rng.integers(0, 3, count), Wire.ROCE_WRITE, NEVER
+    rows["data_ns"] = np.cumsum(rng.choice([1, 2, 400], count))
+    rows["data_end_ns"] = rows["arrived_end_ns"] = rows["data_ns"] + rng.integers(1, 300, count)
+    rows["bytes"] = rng.choice([4096, 8192], count)
+    cuts = np.unique(rng.integers(0, count, 9))
+    pieces = np.split(np.arange(count), cuts)
+    whole, chosen = bulk._made(rows, pieces)
+    assert chosen.tolist() == [number for number, piece in enumerate(pieces) if len(piece) > 1]
+    monkeypatch.setattr(pages, "TOGETHER", 10)
+    parts, _ = bulk._made(rows, pieces)
+    assert str(whole.listed()) == str(parts.listed())
+    for each, number in zip(whole.listed(), chosen.tolist(), strict=True):
+        own = rows[np.sort(pieces[number])]
+        assert each.rows.tolist() == sorted(pieces[number].tolist())
+        assert (each.start_ns, each.end_ns) == (own["data_ns"].min(), own["arrived_end_ns"].max())
+        assert each.bytes == own["bytes"].sum()
+        sizes = {int(size): int((own["bytes"] == size).sum()) for size in (8192, 4096)}
+        usual = max(sizes, key=lambda size: (sizes[size], -size))
+        assert each.page_bytes == (usual if 2 * sizes[usual] >= len(own) else None)
+
+
 @pytest.mark.parametrize("seed", range(12))
 def test_who_carries_pages_on_a_slow_path_is_told_entry_by_entry(seed: int) -> None:
     from types import SimpleNamespace

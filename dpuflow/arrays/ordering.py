@@ -36,6 +36,12 @@ def cut_at(values: NDArray[Any], at: NDArray[np.int64]) -> list[NDArray[Any]]:
     return [values[a:b] for a, b in pairwise(bounds)]
 
 
+def spans(start: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
+    """All places of spans, so many from each ``start`` on, one span after the other."""
+    before = np.cumsum(count) - count
+    return np.repeat(start - before, count) + np.arange(int(count.sum()))
+
+
 class Latest:
     """Tells which of some events was a class's latest."""
 
@@ -80,13 +86,22 @@ def classes(*columns: NDArray[np.int64]) -> list[NDArray[np.int64]]:
     """
     if not len(columns[0]):
         return []
+    of = numbered(*columns)
+    order = order_within(np.zeros(len(of), np.int64), of)
+    return cut_at(order, np.flatnonzero(np.diff(of[order])) + 1)
+
+
+def numbered(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The class of each row, a small number from 0, in the order that ``classes`` puts them in."""
     of = columns[0]
     for column in columns[1:]:
-        of = of * (int(column.max()) + 1) + column
-    if int(of.max()) > SPARSE * len(of):
+        width = int(column.max(initial=0)) + 1
+        if int(of.max(initial=0)) * width >= 1 << 62:
+            of = np.unique(of, return_inverse=True)[1]
+        of = of * width + column
+    if int(of.max(initial=0)) > SPARSE * len(of):
         of = np.unique(of, return_inverse=True)[1]
-    order = order_within(np.zeros(len(of), np.int64), np.ascontiguousarray(of))
-    return cut_at(order, np.flatnonzero(np.diff(of[order])) + 1)
+    return np.ascontiguousarray(of)
 
 
 class Places:

@@ -124,7 +124,9 @@ def weigh(
 
     ``group`` numbers each collective's group.
     """
-    of_row, columns = group[entries.collective], Picked.exchanges(exchanges)
+    of_row = group[entries.collective]
+    # Of a job without operations hardly a column is asked for.
+    columns = Picked.exchanges(exchanges) if len(of_row) else Picked(exchanges)
     law = law_of(entries, of_row)
     entries = _undated(entries, instances)
     entries = replace(entries, rule=np.where(_own_answers(entries, law), int(Rule.FREE_STEP), entries.rule))

@@ -15,7 +15,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked, order_within, packed
 from dpuflow.entries.rows import EXPLAINED, FAR
-from dpuflow.schedules.graph import dependencies, edge_sizes
+from dpuflow.schedules.graph import arcs
 from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op
 
@@ -275,24 +275,20 @@ class _Plan(NamedTuple):
 @remembered
 def _plan(algorithm: Algorithm, n: int, root: int, size: int) -> _Plan | None:
     """The plan for ``size`` messages in all, None where that is no multiple of the schedule's."""
-    edges = edge_sizes(algorithm, n, root)
-    whole = sum(len(sizes) for sizes in edges.values())
+    every, sends, inputs = arcs(algorithm, n, root)
+    whole = len(every.src)
     if whole == 0:  # a single rank that talks to itself
         return None
     cuts = size // whole
     if cuts * whole != size or (cuts > 1 and not algorithm.cuts):
         return None
-    starts: dict[tuple[int, int], int] = {}
-    src: list[int] = []
-    dst: list[int] = []
-    for edge in sorted(edges):
-        starts[edge] = len(src)
-        src += [edge[0]] * (len(edges[edge]) * cuts)
-        dst += [edge[1]] * (len(edges[edge]) * cuts)
-    arcs = [
-        (starts[edge] + turn * cuts + cut, starts[before] + turn_before * cuts + cut)
-        for (edge, turn), (before, turn_before) in dependencies(algorithm, n, root)
-        for cut in range(cuts)
-    ]
-    pairs = np.array(arcs, np.int64).reshape(-1, 2)
-    return _Plan(np.array(src), np.array(dst), pairs[:, 0], pairs[:, 1])
+    count, ends = np.bincount(every.edge) * cuts, np.array(every.edges, np.int64)
+    order = np.lexsort((ends[:, 1], ends[:, 0]))
+    start = np.empty_like(count)
+    start[order] = np.cumsum(count[order]) - count[order]
+    src, dst = np.repeat(ends[order], count[order], axis=0).T
+    send, needed = (
+        ((start[every.edge[rows]] + every.turn[rows] * cuts)[:, None] + np.arange(cuts)).ravel()
+        for rows in (sends, inputs)
+    )
+    return _Plan(src, dst, send, needed)

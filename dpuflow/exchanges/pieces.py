@@ -60,6 +60,8 @@ def whole(transfers: Rows, part: Ints) -> tuple[Rows, Ints]:
 
     ``part`` are rows of DATA and GRANT in order of time. The same objects where nothing is cut.
     """
+    if not (transfers["wire"][part] == Wire.ROCE_WRITE_IMM).any():
+        return transfers, part  # an immediate ends each message that is cut
     names = ["connection", "src", "dst", "role", "wire", "bytes", "va", "tag"]
     rows = transfers[names][part]
     tail = tails_of(rows)

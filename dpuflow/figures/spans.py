@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
-from dpuflow.arrays.components import connected
+import numpy as np
+
+from dpuflow.arrays.components import least_connected
+from dpuflow.arrays.ordering import classes
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -31,21 +34,25 @@ class Job(NamedTuple):
 
 def list_jobs(result: Analysis) -> list[Job]:
     """All jobs of a result, by their first group; bulk one-sided transfers tie their ends together, too."""
-    ways: dict[tuple[int, int], tuple[int, int]] = {}
-    for each in result.transfers:
-        first, last = ways.get(way := (each.src, each.dst), (each.start_ns, each.end_ns))
-        ways[way] = min(first, each.start_ns), max(last, each.end_ns)
-    seen = [(frozenset(way), *times) for way, times in ways.items()]
-    members = [frozenset(group.endpoints) for group in result.groups]
-    seen += [(members[each.group], each.start_ns, each.end_ns) for each in result.collectives]
-    ran: dict[frozenset[int], tuple[int, int]] = {}
-    for ends, begin, end in seen:
-        first, last = ran.get(ends, (begin, end))
-        ran[ends] = min(first, begin), max(last, end)
-    return [
-        Job(frozenset().union(*part), min(ran[ends][0] for ends in part), max(ran[ends][1] for ends in part))
-        for part in connected(ran, lambda ends: ends)
+    leads = [group.endpoints[0] for group in result.groups]
+    rows = [(each.src, each.dst, each.start_ns, each.end_ns) for each in result.transfers]
+    rows += [
+        (leads[each.group], leads[each.group], each.start_ns, each.end_ns) for each in result.collectives
     ]
+    if not rows:
+        return []
+    src, dst, begin, end = np.array(rows, np.int64).T
+    groups = {each.group for each in result.collectives}
+    ties = [(leads[number], other) for number in groups for other in result.groups[number].endpoints]
+    a, b = np.concatenate([np.stack([src, dst]), np.array(ties, np.int64).reshape(-1, 2).T], axis=1)
+    ends, of = np.unique(np.r_[a, b], return_inverse=True)
+    job = least_connected(of[: len(a)], of[len(a) :], len(ends))
+    _, at, number = np.unique(job[of[: len(src)]], return_index=True, return_inverse=True)
+    first, last = np.stack([begin[at], end[at]])
+    np.minimum.at(first, number, begin)
+    np.maximum.at(last, number, end)
+    members = [frozenset(ends[part].tolist()) for part in classes(job)]
+    return [Job(members[n], int(first[n]), int(last[n])) for n in np.argsort(at).tolist()]
 
 
 def jobs_with(jobs: list[Job], endpoints: Collection[int]) -> list[Job]:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
+from dpuflow.findings.clients import FEWEST, TWICE
 from dpuflow.findings.hosts import since_larger
 from dpuflow.quantities import name_of, percent, size
 
@@ -25,6 +26,8 @@ def find_smaller_pages(case: Case) -> Iterator[Finding]:
         if each.complete and not each.path:
             ways.setdefault((each.src, each.dst), []).append(each)
     for (src, dst), mine in ways.items():
+        if len(mine) < TWICE * FEWEST:
+            continue  # too few to tell since when
         pages = np.array([each.bytes / len(each.rows) for each in mine])
         since = since_larger(1 / pages)
         if since is None:

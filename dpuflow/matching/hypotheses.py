@@ -264,7 +264,8 @@ def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
 
 def _has_edges(op: Op, algorithm: Algorithm, n: int, root: int, wanted: range) -> bool:
     """Whether it has as many edges; of a known operation it may have fewer."""
-    own = _edge_count(algorithm, n, root, wanted[-1])
+    # Rounded up, so that channels of about as many edges ask for the same.
+    own = _edge_count(algorithm, n, root, 1 << wanted[-1].bit_length())
     return own in wanted or (own < wanted.start and op != Op.UNKNOWN)
 
 

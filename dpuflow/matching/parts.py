@@ -101,15 +101,19 @@ def _registered(job: Job, rows: Ints, room: Ints, slot: NDArray[np.bool_], key: 
     has such entries, too: nothing here tells them apart, so that a way with no other entries is not claimed.
     """
     exchanges, columns, keys = job.exchanges, job.columns, int(key.max(initial=-1)) + 1
+    exact: NDArray[np.bool_] = (
+        np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
+    )
+    exact &= np.bincount(key[~slot], minlength=keys) > 0
+    if not exact.any():
+        return exact
     order = np.lexsort((exchanges["order"][rows], key))
     line, before = key[order], rows[order]
     same = line[1:] == line[:-1]
     after = same & (exchanges["grant_ns"][before[1:]] > columns.arrivals[before[:-1]])
-    exact = np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
     turns = np.bincount(line[1:][same], minlength=keys)
     alone = np.bincount(line[1:][after], minlength=keys) >= MOST * turns
-    other = np.bincount(key[~slot], minlength=keys) > 0
-    return np.asarray(exact & other & (turns > 0) & alone, np.bool_)
+    return exact & (turns > 0) & alone
 
 
 class Sending:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import spans
 from dpuflow.framing import MPI_SCAN_TAGS
 from dpuflow.matching.hypotheses import SAMPLE, Proposer
 from dpuflow.matching.model import MOST, Instance, InstanceView, placed
@@ -152,10 +153,10 @@ class _Segmenter:
     def run(self, *, settled: bool) -> list[Instance]:
         """Cut all; ``settled``: the streams begin where a collective begins."""
         found: list[Instance] = []
-        stray: list[int] = []
+        stray: list[NDArray[np.int64]] = []
         while self.streams:
             drop, chosen = self._align(settled)
-            stray.extend(self._drop(drop))
+            stray.append(self._drop(drop))
             if chosen is None:
                 continue
             if stray:
@@ -169,7 +170,7 @@ class _Segmenter:
             left = self.streams.count
             if self.op == Op.UNKNOWN and left < hypothesis.messages:
                 # The capture ends within a collective; half an all_reduce would pass for an all_gather.
-                stray.extend(self._drop(left))
+                stray.append(self._drop(left))
         if stray:
             found.extend(self._stray(stray))
         return found
@@ -181,7 +182,7 @@ class _Segmenter:
         fit at any offset, and the right one is where the cuts fall on pauses (``_contrast``).
         """
         whole = self.streams.at.copy()
-        tried: list[tuple[float, int, Hypothesis, list[tuple[Hypothesis, int]]]] = []
+        tried: list[tuple[float, int, Hypothesis, int, list[tuple[Hypothesis, int]]]] = []
         beginnings = self._beginnings()
         for which, beginning in enumerate(beginnings):
             self.streams.back_to(whole)
@@ -197,7 +198,7 @@ class _Segmenter:
             if runs:
                 hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
                 score = self.scorer.score(self.streams, hypothesis, count)
-                tried.append((score * min(count, 4), which, hypothesis, runs))
+                tried.append((score * min(count, 4), which, hypothesis, count, runs))
                 if (settled and drop == 0) or self.scorer.is_clear(self.streams, hypothesis, count):
                     break
                 if drop >= len(hypothesis.order) and drop > hypothesis.messages:
@@ -207,17 +208,16 @@ class _Segmenter:
             # What is not named and not understood here will not be further on.
             every = self.streams.count
             return every if self.op == Op.UNKNOWN else min(every, ALIGNMENTS), None
-        best, _, like, _ = max(tried, key=lambda each: each[0])
-        which, runs = next(
-            (which, runs)
-            for score, which, hypothesis, runs in tried
+        best, _, like, *_ = max(tried, key=lambda each: each[0])
+        which, hypothesis, count, runs = next(
+            (which, hypothesis, count, runs)
+            for score, which, hypothesis, count, runs in tried
             if score >= MOST * best and (hypothesis.algorithm, hypothesis.cuts) == (like.algorithm, like.cuts)
         )
-        self.streams.take(slice(None), beginnings[which])
-        hypothesis, count = self.scorer.best(self.streams, runs, self.places.usual)
         if hypothesis.near is not None:
+            self.streams.take(slice(None), beginnings[which])
             self.places.note(hypothesis, self.scorer.fitting(self.streams, runs, count * hypothesis.messages))
-        self.streams.back_to(whole)
+            self.streams.back_to(whole)
         alternatives = [
             h.algorithm.name
             for h, n in runs
@@ -317,22 +317,18 @@ class _Segmenter:
             parts.append(part)
         return np.concatenate(parts)
 
-    def _drop(self, what: NDArray[np.int64] | int) -> list[int]:
+    def _drop(self, what: NDArray[np.int64] | int) -> NDArray[np.int64]:
         """Take away so many of each stream, or of all the next ones in order of time; returns their rows."""
         if not isinstance(what, int):
-            gone = [
-                self.streams.rows[at : at + some]
-                for at, some in zip(self.streams.at.tolist(), what.tolist(), strict=True)
-            ]
+            gone = self.streams.rows[spans(self.streams.at, what)]
             self.streams.take(slice(None), what)
-            together: list[int] = np.concatenate(gone).tolist()
-            return together
+            return gone
         count = what
         if count >= self.streams.count:
-            every = np.concatenate([part for _, part in self.streams.left()] or [np.zeros(0, np.int64)])
-            self.streams.take(slice(None), self.streams.end - self.streams.at)
-            dropped: list[int] = every[np.argsort(self.starts[every], kind="stable")].tolist()
-            return dropped
+            left = self.streams.end - self.streams.at
+            every = self.streams.rows[spans(self.streams.at, left)]
+            self.streams.take(slice(None), left)
+            return every[np.argsort(self.starts[every], kind="stable")]
         rows: list[int] = []
         while count > len(rows) and self.streams:
             by: dict[tuple[int, int], int] = {}
@@ -343,12 +339,11 @@ class _Segmenter:
                 at = int(self.streams.at[lane])
                 rows.extend(self.streams.rows[at : at + some].tolist())
                 self.streams.take(lane, some)
-        return rows
+        return np.array(rows, np.int64)
 
-    def _stray(self, rows: list[int]) -> list[Instance]:
-        rows = [row for row in rows if row != HOLE]
-        if not rows:
+    def _stray(self, dropped: list[NDArray[np.int64]]) -> list[Instance]:
+        rows = np.concatenate(dropped)
+        rows = rows[rows != HOLE]
+        if not len(rows):
             return []
-        return [
-            Instance(np.array(rows, np.int64), self.op, list(self.endpoints), complete=False, confidence=0.3)
-        ]
+        return [Instance(rows, self.op, list(self.endpoints), complete=False, confidence=0.3)]

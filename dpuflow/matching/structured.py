@@ -20,7 +20,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.components import connected, in_a_row
+from dpuflow.arrays.components import connected, in_a_row, least_connected
+from dpuflow.arrays.ordering import classes, numbered, order_within, spans
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
 from dpuflow.matching.credited import connections_of, credited_instances
 from dpuflow.matching.model import MOST, Instance, InstanceView
@@ -79,8 +80,10 @@ def _one_after_the_other(columns: Columns, streams: Streams) -> list[Streams]:
 
     So may be the steps of a single operation: what comes of it must be several on each side.
     """
-    begins = np.array([columns.starts[streams.rows[at:end]].min() for at, end in _spans(streams)])
-    ends = np.array([columns.arrivals[streams.rows[at:end]].max() for at, end in _spans(streams)])
+    count = streams.end - streams.at
+    rows, first = streams.rows[spans(streams.at, count)], np.cumsum(count) - count
+    begins = np.minimum.reduceat(columns.starts[rows], first)
+    ends = np.maximum.reduceat(columns.arrivals[rows], first)
     order = np.argsort(begins, kind="stable")
     until = np.maximum.accumulate(ends[order])
     parts = np.split(order, np.flatnonzero(begins[order][1:] > until[:-1]) + 1)
@@ -90,10 +93,6 @@ def _one_after_the_other(columns: Columns, streams: Streams) -> list[Streams]:
         Streams([streams.edges[k] for k in part], streams.rows, streams.at[part], streams.end[part])
         for part in (np.sort(part) for part in parts)
     ]
-
-
-def _spans(streams: Streams) -> list[tuple[int, int]]:
-    return list(zip(streams.at.tolist(), streams.end.tolist(), strict=True))
 
 
 def _is_evident(instance: Instance) -> bool:
@@ -112,17 +111,19 @@ def _channels(
     if not len(at):
         return []
     first = dealt[at]
-    pairs = list(zip(exchanges["src"][first].tolist(), exchanges["dst"][first].tolist(), strict=True))
-    seen: Counter[Edge] = Counter()
-    level = []
-    for pair in pairs:
-        level.append(seen[pair])
-        seen[pair] += 1
-    joined = connected(range(len(pairs)), lambda number: [(level[number], end) for end in pairs[number]])
+    src, dst = (exchanges[end][first].astype(np.int64) for end in ("src", "dst"))
+    pair = numbered(src, dst)
+    by_pair = order_within(np.arange(len(pair)), pair)
+    begins = np.r_[True, np.diff(pair[by_pair]) != 0]
+    level = np.empty(len(pair), np.int64)  # how many connections of its pair come before each
+    level[by_pair] = np.arange(len(pair)) - np.maximum.accumulate(np.where(begins, np.arange(len(pair)), 0))
+    nodes, of = np.unique(np.r_[level << 32 | src, level << 32 | dst], return_inverse=True)
+    channel = least_connected(of[: len(pair)], of[len(pair) :], len(nodes))[of[: len(pair)]]
     found = []
-    for members in joined:
-        which = np.array(sorted(members, key=lambda number: (pairs[number], number)))
-        found.append(Streams([pairs[number] for number in which.tolist()], dealt, at[which], end[which]))
+    for members in sorted(classes(channel), key=lambda members: int(members[0])):
+        which = members[np.argsort(pair[members], kind="stable")]
+        edges = list(zip(src[which].tolist(), dst[which].tolist(), strict=True))
+        found.append(Streams(edges, dealt, at[which], end[which]))
     return found
 
 

@@ -12,10 +12,11 @@ from __future__ import annotations
 
 import copy
 import struct
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
+from dpuflow.arrays.ordering import spans
 from dpuflow.schema.rows import NONE32, Pairing, Transport, Wire
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ class Pairs:
         self.members = np.zeros(0, np.int32)
         self.conflicts = np.zeros(0, np.int32)
         self.echoes = np.zeros(0, np.int32)
-        self._ways: dict[tuple[int, int], int] = {}  # the number of a direction
+        self._ways: dict[int, int] = {}  # the number of a direction, by ``_key``
         self._opposite: Ints = np.zeros(0, np.int64)  # of each direction the other one, -1 none
         self._runs: Ints = np.zeros((0, 2), np.int64)  # where the flows of each lie in ``members``
         self._make_room(0, 0)
@@ -83,7 +84,7 @@ class Pairs:
         handshakes named the last ones are kept.
         """
         scored = self._scored(old_peers, np.flatnonzero(place[: len(old_peers)] >= 0))
-        left = place[self.members[_places(old_peers["candidates"][scored.flow], scored.width)]] >= 0
+        left = place[self.members[spans(old_peers["candidates"][scored.flow], scored.width)]] >= 0
         of = np.repeat(np.arange(len(scored.flow)), scored.width)[left]
         count = np.bincount(of, minlength=len(scored.flow))
         scored = Scores(place[scored.flow], count, scored.conflicts[left], scored.echoes[left])
@@ -123,7 +124,7 @@ class Pairs:
         whole = not known or wanted > MOST_SCORES or len(self.conflicts) > 2 * wanted
         if whole:
             touched = np.arange(len(size))
-        before = self.members[_places(self._runs[touched, 0], old[touched])]
+        before = self.members[spans(self._runs[touched, 0], old[touched])]
         scored = self._scored(peers, before.astype(np.int64))
         self._make_room(int((size * width).max(initial=0)), int(size.max(initial=0)))
         if whole:
@@ -139,20 +140,26 @@ class Pairs:
 
     def _enter(self, flows: Rows, rows: Ints) -> Ints:
         """The directions of flows, new ones numbered and empty."""
-        numbers, opposites = [], []
+        found, opposites = [], []
         ways, many = self._ways, len(self._ways)
-        for ends in zip(flows["src"][rows].tolist(), flows["dst"][rows].tolist(), strict=True):
-            number = ways.setdefault(ends, many)
+        src, dst = (flows[end][rows].astype(np.int64) for end in ("src", "dst"))
+        keys, first, of = np.unique(_key(src, dst), return_index=True, return_inverse=True)
+        order = np.argsort(first)  # as flows come
+        back = _key(dst[first[order]], src[first[order]]).tolist()
+        for key, across in zip(keys[order].tolist(), back, strict=True):
+            number = ways.setdefault(key, many)
             if number == many:
                 many += 1
-                opposites.append(ways.get((ends[1], ends[0]), -1))
-            numbers.append(number)
+                opposites.append(ways.get(across, -1))
+            found.append(number)
+        numbers = np.empty(len(keys), np.int64)
+        numbers[order] = found
         new = np.arange(len(self._runs), many)
         other = np.array(opposites, np.int64)
         self._opposite = np.concatenate([self._opposite, other])
         self._opposite[other[other >= 0]] = new[other >= 0]
         self._runs = np.concatenate([self._runs, np.zeros((len(new), 2), np.int64)])
-        return np.array(numbers, np.int64)
+        return numbers[of]
 
     def _lay_out(self, peers: Rows, members: Ints, way: Ints, size: Ints, width: Ints) -> None:
         """Give flows of directions ``way`` their candidates, and scores behind those there are.
@@ -182,15 +189,15 @@ class Pairs:
         """
         at, width, acks = _scores(peers, scored.flow)
         kept = np.minimum(scored.width, width)
-        self.conflicts[_places(at, width)] = np.repeat(acks, width)
-        old, new = _places(np.cumsum(scored.width) - scored.width, kept), _places(at, kept)
+        self.conflicts[spans(at, width)] = np.repeat(acks, width)
+        old, new = spans(np.cumsum(scored.width) - scored.width, kept), spans(at, kept)
         self.conflicts[new], self.echoes[new] = scored.conflicts[old], scored.echoes[old]
 
     def _scored(self, peers: Rows, flows: Ints) -> Scores:
         """Scores of those flows that have any and are not paired."""
         flows = flows[(peers["acks"][flows] > 0) & (peers["peer"][flows] < 0)]
         at, width, _ = _scores(peers, flows)
-        places = _places(at, width)
+        places = spans(at, width)
         return Scores(flows, width, self.conflicts[places], self.echoes[places])
 
     def name(self, src: int, dst: int, src_qp: int, dst_qp: int) -> None:
@@ -246,8 +253,8 @@ class Pairs:
             found = np.zeros((len(peers), 2), np.int64)
         else:
             src, dst = int(flows["src"][ripe]), int(flows["dst"][ripe])
-            both = (src, dst) in self._ways and (dst, src) in self._ways
-            ways = np.array([self._ways[src, dst]] if both else [], np.int64)
+            both = _key(src, dst) in self._ways and _key(dst, src) in self._ways
+            ways = np.array([self._ways[_key(src, dst)]] if both else [], np.int64)
             found = self._found
         sides = np.stack((ways, self._opposite[ways]), axis=1)
         named = self._by_handshake(flows, peers, ripe)
@@ -278,9 +285,8 @@ class Pairs:
 
     def _unpaired(self, ends: tuple[int, int], peers: Rows) -> NDArray[np.int32]:
         """Flows of a direction that have no peer yet."""
-        members = (
-            self.members[slice(*self._runs[self._ways[ends]])] if ends in self._ways else self.members[:0]
-        )
+        way = self._ways.get(_key(*ends))
+        members = self.members[:0] if way is None else self.members[slice(*self._runs[way])]
         return members[peers["peer"][members] < 0]
 
     def _read_datagrams(self, flows: Rows, messages: Rows) -> None:
@@ -293,6 +299,15 @@ class Pairs:
             self._named.setdefault(key, int(source))
 
 
+@overload
+def _key(src: int, dst: int) -> int: ...
+@overload
+def _key(src: Ints, dst: Ints) -> Ints: ...
+def _key(src: int | Ints, dst: int | Ints) -> int | Ints:
+    """Two endpoints in one number."""
+    return src << 32 | dst
+
+
 def _scores(peers: Rows, flows: Ints) -> tuple[Ints, Ints, Ints]:
     """Where the flows' scores lie, how many they are, and of how many ACKs."""
     columns = (
@@ -300,9 +315,3 @@ def _scores(peers: Rows, flows: Ints) -> tuple[Ints, Ints, Ints]:
     )
     at, start, end, acks = columns
     return at, end - start, acks
-
-
-def _places(start: Ints, count: Ints) -> Ints:
-    """All places of runs, one after the other."""
-    before = np.cumsum(count) - count
-    return np.repeat(start - before, count) + np.arange(int(count.sum()))

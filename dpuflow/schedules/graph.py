@@ -7,26 +7,27 @@ is kept between calls as collectives repeat (``remembered``).
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import groupby
 from operator import attrgetter, itemgetter, or_
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from dpuflow.arrays.ordering import cut_at, spans
 from dpuflow.schedules.remembered import remembered
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schedules.trees import Send
 
+    Ints = NDArray[np.int64]
 
 V = TypeVar("V")
 
@@ -40,46 +41,83 @@ schedule = remembered(lay_out)
 """The same, kept. What goes through all numbers of ranks once lays them out: it would push out all others."""
 
 
+class Laid(NamedTuple):
+    """A schedule as columns, in order of steps; ``edges`` in that of their first messages."""
+
+    step: Ints
+    src: Ints
+    dst: Ints
+    size: NDArray[np.float64]  # of a buffer of one byte
+    edge: Ints
+    turn: Ints  # messages of its edge before it
+    edges: tuple[tuple[int, int], ...]
+
+
+@remembered
+def laid(algorithm: Algorithm, n: int, root: int = 0) -> Laid:
+    """The schedule's columns."""
+    sends = list(algorithm.sends(n, 1.0, root))
+    step, src, dst = (np.fromiter(map(itemgetter(k), sends), np.int64, len(sends)) for k in range(3))
+    size = np.fromiter(map(itemgetter(3), sends), np.float64, len(sends))
+    order = np.argsort(step, kind="stable")
+    step, src, dst, size = step[order], src[order], dst[order], size[order]
+    _, first, of = np.unique(src * n + dst, return_index=True, return_inverse=True)
+    by_first = np.argsort(first)
+    edge = np.argsort(by_first)[of]
+    by_edge, count = np.argsort(edge, kind="stable"), np.bincount(edge)
+    turn = np.empty_like(edge)
+    turn[by_edge] = np.arange(len(edge)) - np.repeat(np.cumsum(count) - count, count)
+    begins = first[by_first]
+    return Laid(
+        step, src, dst, size, edge, turn, tuple(zip(src[begins].tolist(), dst[begins].tolist(), strict=True))
+    )
+
+
 @remembered
 def edge_sizes(algorithm: Algorithm, n: int, root: int = 0) -> dict[tuple[int, int], tuple[float, ...]]:
     """For each (src, dst) the sizes of its messages in order, for a buffer of one byte."""
-    edges: dict[tuple[int, int], list[float]] = {}
-    for send in schedule(algorithm, n, root):
-        edges.setdefault((send.src, send.dst), []).append(send.size)
-    return {edge: tuple(sizes) for edge, sizes in edges.items()}
+    every = laid(algorithm, n, root)
+    sizes = every.size[np.argsort(every.edge, kind="stable")]
+    parts = cut_at(sizes, np.cumsum(np.bincount(every.edge))[:-1])
+    return {edge: tuple(part.tolist()) for edge, part in zip(every.edges, parts, strict=False)}
 
 
 Place = tuple[tuple[int, int], int]
 """A message of a schedule: its (src, dst) and how many that edge has sent before it."""
 
 
+def arcs(
+    algorithm: Algorithm, n: int, root: int = 0, of: frozenset[int] | None = None
+) -> tuple[Laid, Ints, Ints]:
+    """The schedule, and of each arc in it the row of the send and that of the input that it needs: what its
+    rank gets in the latest step before that has any.
+
+    Only sends of the ranks ``of``, None for all.
+    """
+    every = laid(algorithm, n, root)
+    first = int(every.step.min(initial=0))
+    width = int(every.step.max(initial=0)) - first + 1
+    inputs = np.argsort(every.dst, kind="stable")
+    came = every.dst[inputs] * width + every.step[inputs] - first
+    sends = np.arange(len(every.src)) if of is None else np.flatnonzero(np.isin(every.src, list(of)))
+    none = every.src[sends] * width
+    end = np.searchsorted(came, none + every.step[sends] - first)
+    some = end > np.searchsorted(came, none)
+    sends, end = sends[some], end[some]
+    begin = np.searchsorted(came, came[end - 1])
+    return every, np.repeat(sends, end - begin), inputs[spans(begin, end - begin)]
+
+
 @remembered
 def dependencies(
     algorithm: Algorithm, n: int, root: int = 0, of: frozenset[int] | None = None
 ) -> tuple[tuple[Place, Place], ...]:
-    """Pairs (send, input): the send needs the input, the latest one that its rank gets in earlier steps.
-
-    Only sends of the ranks ``of``, None for all.
-    """
-    seen: dict[tuple[int, int], int] = {}
-    inputs: dict[int, list[tuple[int, Place]]] = {}
-    sends: list[tuple[Send, Place]] = []
-    for send in schedule(algorithm, n, root):
-        edge = (send.src, send.dst)
-        place = (edge, seen.get(edge, 0))
-        seen[edge] = place[1] + 1
-        if of is None or send.src in of:
-            sends.append((send, place))
-        if of is None or send.dst in of:
-            inputs.setdefault(send.dst, []).append((send.step, place))
-    pairs: list[tuple[Place, Place]] = []
-    for send, place in sends:
-        before = inputs.get(send.src, [])
-        end = bisect_left(before, send.step, key=itemgetter(0))  # a schedule is in order of steps
-        if end:
-            begin = bisect_left(before, before[end - 1][0], key=itemgetter(0))
-            pairs.extend((place, what) for _, what in before[begin:end])
-    return tuple(pairs)
+    """Pairs (send, input) of ``arcs``."""
+    every, sends, inputs = arcs(algorithm, n, root, of)
+    places = [
+        (every.edges[edge], turn) for edge, turn in zip(every.edge.tolist(), every.turn.tolist(), strict=True)
+    ]
+    return tuple((places[a], places[b]) for a, b in zip(sends.tolist(), inputs.tolist(), strict=True))
 
 
 def fold(
@@ -124,11 +162,12 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     """Ranks whose first message needs no input: nothing is sent to them in an earlier step."""
     if algorithm.starters is not None:
         return algorithm.starters(n, root)
-    sent, got = dict[int, int](), dict[int, int]()
-    for send in schedule(algorithm, n, root):
-        sent.setdefault(send.src, send.step)
-        got.setdefault(send.dst, send.step)
-    return frozenset(rank for rank, step in sent.items() if got.get(rank, step) >= step)
+    every = laid(algorithm, n, root)
+    ranks, first = np.unique(every.src, return_index=True)
+    sent = every.step[first]
+    got = np.full(n, np.iinfo(np.int64).max)
+    np.minimum.at(got, every.dst, every.step)
+    return frozenset(ranks[got[ranks] >= sent].tolist())
 
 
 @remembered
@@ -232,21 +271,22 @@ class Plan:
     @cached_property
     def sends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets and edges that each rank sends on."""
-        return _by_rank(self.ranks, (src for src, _ in self.edges))
+        return _by_rank(self.ranks, np.array([src for src, _ in self.edges], np.int64))
 
     @cached_property
     def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets and edges that each rank receives on."""
-        return _by_rank(self.ranks, (dst for _, dst in self.edges))
+        return _by_rank(self.ranks, np.array([dst for _, dst in self.edges], np.int64))
 
     @cached_property
     def needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         """Offsets by sending rank, and rows: edge and number of a send, and of the input it needs."""
-        number = {edge: place for place, edge in enumerate(self.edges)}
-        pairs = dependencies(self.algorithm, self.ranks, self.root, self.captured)
-        at, order = _by_rank(self.ranks, (send[0][0] for send, _ in pairs))
-        rows = [(number[send[0]], send[1], number[got[0]], got[1]) for send, got in pairs]
-        return at, np.array(rows, np.int64).reshape(-1, 4)[order]
+        every, sends, inputs = arcs(self.algorithm, self.ranks, self.root, self.captured)
+        place = {edge: number for number, edge in enumerate(self.edges)}
+        number = np.array([place.get(edge, -1) for edge in every.edges], np.int64)
+        at, order = _by_rank(self.ranks, every.src[sends])
+        rows = [number[every.edge[sends]], every.turn[sends], number[every.edge[inputs]], every.turn[inputs]]
+        return at, np.stack(rows, axis=1)[order]
 
     @cached_property
     def free(self) -> NDArray[np.int64]:
@@ -270,15 +310,17 @@ class Plan:
 @remembered
 def plan(algorithm: Algorithm, ranks: int, root: int, captured: frozenset[int] | None = None) -> Plan:
     """The schedule's arrays; ``root`` is a position, ``captured`` are positions (None: all)."""
-    sizes = edge_sizes(algorithm, ranks, root)
+    every = laid(algorithm, ranks, root)
+    mine = np.ones(len(every.edges), bool)
     if captured is not None:
-        sizes = {edge: each for edge, each in sizes.items() if not captured.isdisjoint(edge)}
-    counts = np.array([len(each) for each in sizes.values()], np.int64)
-    shares = np.array([share for each in sizes.values() for share in each], np.float64)
-    return Plan(algorithm, ranks, root, tuple(sizes), counts, shares, captured)
+        mine = np.array([not captured.isdisjoint(edge) for edge in every.edges], bool)
+    by_edge = np.argsort(every.edge, kind="stable")
+    counts = np.bincount(every.edge, minlength=len(mine))[mine]
+    shares = every.size[by_edge[mine[every.edge[by_edge]]]]
+    edges = tuple(edge for edge, own in zip(every.edges, mine.tolist(), strict=True) if own)
+    return Plan(algorithm, ranks, root, edges, counts, shares, captured)
 
 
-def _by_rank(ranks: int, whose: Iterable[int]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Offsets, and the places of ``whose`` in order of rank."""
-    of = np.fromiter(whose, np.int64)
+def _by_rank(ranks: int, of: Ints) -> tuple[Ints, Ints]:
+    """Offsets, and the places of ranks ``of`` in their order."""
     return np.searchsorted(np.sort(of), np.arange(ranks + 1)), np.argsort(of, kind="stable")

@@ -99,8 +99,8 @@ def folded_rabenseifner(n: int, size: float, root: int) -> Iterator[Send]:
         yield Send(2 * n, 2 * i + 1, 2 * i, size)
 
 
-def _halving(n: int, size: float, masks: list[int]) -> Iterator[tuple[Send, dict[int, int]]]:
-    """Recursive halving of a vector of n blocks, extra ranks folded: sends, and each rank's block so far.
+def _halving(n: int, size: float, masks: list[int]) -> Iterator[Send]:
+    """Recursive halving of a vector of n blocks, extra ranks folded.
 
     In the order of ``masks`` partners exchange halves of what they hold; a rank that stands for two has two
     blocks.
@@ -110,7 +110,7 @@ def _halving(n: int, size: float, masks: list[int]) -> Iterator[tuple[Send, dict
     ranks = [2 * i + 1 if i < extra else i + extra for i in range(power)]
     begin = [2 * i if i < extra else i + extra for i in range(power)] + [n]
     for i in range(extra):
-        yield Send(0, 2 * i, 2 * i + 1, size), {}
+        yield Send(0, 2 * i, 2 * i + 1, size)
     first, many = [0] * power, power
     for step, mask in enumerate(masks, 1 if extra else 0):
         many //= 2
@@ -119,14 +119,13 @@ def _halving(n: int, size: float, masks: list[int]) -> Iterator[tuple[Send, dict
             sent = first[i] + (0 if i & mask else many)
             blocks = begin[sent + many] - begin[sent]
             first[i] += many if i & mask else 0
-            yield Send(step, ranks[i], ranks[i ^ mask], size / n * blocks), dict(enumerate(first))
+            yield Send(step, ranks[i], ranks[i ^ mask], size / n * blocks)
 
 
 def recursive_halving(n: int, size: float, root: int) -> Iterator[Send]:
     power = power_below(n)
     masks = [1 << k for k in reversed(range(power.bit_length() - 1))]
-    for send, _ in _halving(n, size, masks):
-        yield send
+    yield from _halving(n, size, masks)
     for i in range(n - power):
         yield Send(n, 2 * i + 1, 2 * i, size / n)
 
@@ -135,8 +134,7 @@ def butterfly(n: int, size: float, root: int) -> Iterator[Send]:
     """Recursive halving with the nearest partner first; the blocks then go where they belong."""
     power = power_below(n)
     extra, bits = n - power, power.bit_length() - 1
-    for send, _ in _halving(n, size, [1 << k for k in range(bits)]):
-        yield send
+    yield from _halving(n, size, [1 << k for k in range(bits)])
     for i in range(power):
         own = 2 * i + 1 if i < extra else i + extra
         mirror = int(format(i, f"0{bits}b")[::-1], 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import struct
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -17,6 +16,14 @@ from dpuflow.synth.seeds import columns, stream
 from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
+    from gzip import GzipFile
+else:
+    try:  # the same at twice zlib's pace
+        from zlib_ng.gzip_ng import GzipNGFile as GzipFile
+    except ImportError:
+        from gzip import GzipFile
+
+if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -29,6 +36,7 @@ EPOCH_NS: Final = 1_800_000_000 * 10**9
 """Within a day from here worlds begin on node 0's clock."""
 DAY_NS: Final = 86_400 * 10**9
 MAGIC_NS: Final = 0xA1B23C4D
+_HEADER: Final = 16  # bytes of a pcap record's own
 WHOLE: Final = 262_144  # the snap length a file states where all bytes are kept
 
 
@@ -159,14 +167,21 @@ def _record(stamp_ns: int, frame: bytes, snaplen: int, truncate: int) -> bytes:
 
 def _records(
     stamps: NDArray[np.int64], frames: NDArray[np.uint8], kept: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> bytes:
+) -> NDArray[np.uint8]:
     """Pcap records, one after the other."""
-    rows = np.zeros((len(stamps), 16 + frames.shape[1]), np.uint8)
     header = np.stack([stamps // 10**9, stamps % 10**9, kept, lengths], axis=1).astype("<u4")
-    rows[:, :16] = header.view(np.uint8).reshape(-1, 16)
-    rows[:, 16:] = frames
-    inside = np.arange(rows.shape[1]) < (16 + kept)[:, None]
-    return rows[inside].tobytes()
+    header = header.view(np.uint8).reshape(-1, _HEADER)
+    ends = np.cumsum(_HEADER + kept)
+    made = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
+    for size in np.unique(kept).tolist():
+        rows = np.flatnonzero(kept == size)
+        whole = np.empty((len(rows), _HEADER + size), np.uint8)
+        whole[:, :_HEADER], whole[:, _HEADER:] = header[rows], frames[rows, :size]
+        # Records of one size are moved each as one, to any byte.
+        kind = np.dtype((np.void, _HEADER + size))
+        places = np.ndarray((len(made) - kind.itemsize + 1,), kind, made, strides=(1,))
+        places[ends[rows] - kind.itemsize] = whole.view(kind)[:, 0]
+    return made
 
 
 @contextmanager
@@ -174,7 +189,7 @@ def _file(path: Path, compress: bool) -> Iterator[Any]:
     """A file to write into; the same content gives the same bytes."""
     with open(path, "wb") as plain:
         if compress:
-            with gzip.GzipFile("", "wb", compresslevel=3, fileobj=plain, mtime=0) as packed:
+            with GzipFile("", "wb", compresslevel=3, fileobj=plain, mtime=0) as packed:
                 yield packed
         else:
             yield plain

@@ -17,18 +17,29 @@ if TYPE_CHECKING:
 
 def put(rows: Bytes, at: int, width: int, value: Numbers | int) -> None:
     """Big endian."""
-    for i in range(width):
-        rows[:, at + i] = np.asarray(value >> 8 * (width - 1 - i) & 0xFF, np.uint8)
+    _put(rows, at, width, value, ">")
 
 
 def put_little(rows: Bytes, at: int, width: int, value: Numbers | int) -> None:
     """Little endian."""
-    for i in range(width):
-        rows[:, at + i] = np.asarray(value >> 8 * i & 0xFF, np.uint8)
+    _put(rows, at, width, value, "<")
+
+
+def _put(rows: Bytes, at: int, width: int, value: Numbers | int, order: str) -> None:
+    if width == 3:  # no number of NumPy's
+        high, low = (at, at + 1) if order == ">" else (at + 2, at)
+        rows[:, high] = np.asarray(value >> 16 & 0xFF, np.uint8)
+        at, width, value = low, 2, value & 0xFFFF
+    cells = rows[:, at : at + width].view(f"{order}u{width}")[:, 0]
+    cells[:] = value & (1 << 8 * width) - 1 if isinstance(value, int) else value
 
 
 def internet_sum(rows: Bytes) -> Numbers:
     """The sum of each row's 16-bit words (RFC 1071), not yet folded; an odd last byte is a word's first."""
     words = rows if rows.shape[1] % 2 == 0 else np.pad(rows, ((0, 0), (0, 1)))
-    high = words[:, ::2].sum(axis=1, dtype=np.int64)
-    return np.asarray((high << 8) + words[:, 1::2].sum(axis=1, dtype=np.int64), np.int64)
+    if len(words) < words.shape[1]:
+        return np.asarray(words.view(">u2").sum(axis=1, dtype=np.int64), np.int64)
+    total = np.zeros(len(words), np.int64)
+    for at in range(0, words.shape[1], 2):
+        total += words[:, at : at + 2].view(">u2")[:, 0]
+    return total

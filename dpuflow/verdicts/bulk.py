@@ -9,15 +9,24 @@ are there is what speaks for a cache."""
 from __future__ import annotations
 
 from collections import Counter
+from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import cut_at
-from dpuflow.arrays.quantiles import middle, middle_of_others
+from dpuflow.arrays.ordering import cut_at, numbered, order_within, spans
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
-from dpuflow.verdicts.pages import begin_ns, cut_pieces, end_ns, notices_ns, page_ways, parts_of, so_far
+from dpuflow.verdicts.pages import (
+    at_once,
+    begin_ns,
+    cut_pieces,
+    end_ns,
+    notices_ns,
+    page_ways,
+    parts_of,
+    so_far,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Rows
 
     Ints = NDArray[np.int64]
+    Bools = NDArray[np.bool_]
 
 FEWEST: Final = 2
 """Pages: a single WRITE or READ is no burst of pages."""
@@ -86,33 +96,75 @@ class Bulk(NamedTuple):
         return min(self.busy_ns, self.end_ns - self.idle_ns) if self.waited else 0
 
 
+_NUMBERS: Final = (
+    "src", "dst", "start_ns", "end_ns", "bytes", "page_bytes", "busy_ns", "retransmitted", "ecn_marked",
+    "message", "row", "idle_ns", "left_ns",
+)  # fmt: skip
+_YES_OR_NO: Final = ("read", "complete", "last", "slow", "cache")
+_TABLE: Final = np.dtype(
+    [*((name, "i8") for name in (*_NUMBERS, "at", "end")), *((name, "?") for name in _YES_OR_NO)]
+)
+"""A row a transfer, of the same names; its pages are ``rows[at:end]``; ``page_bytes`` 0 for None."""
+
+
+class Found(NamedTuple):
+    """Transfers as a table, and EXCHANGE rows of their pages: while much is still to be told of many."""
+
+    table: Rows
+    rows: Ints
+
+    def at(self, places: Ints | Bools) -> Found:
+        """Some of them, or all in another order."""
+        return Found(self.table[places], self.rows)
+
+    def ways(self, *columns: str) -> Ints:
+        """A number for each, the same where they have these columns in common."""
+        return numbered(*(self.table[name].astype(np.int64) for name in columns))
+
+    def listed(self) -> list[Bulk]:
+        """One object for each."""
+        table = self.table
+        told = [table[name].tolist() for name in _NUMBERS + _YES_OR_NO]
+        of = dict(zip(_NUMBERS + _YES_OR_NO, told, strict=True))
+        bounds = zip(table["at"].tolist(), table["end"].tolist(), strict=True)
+        of["rows"] = [self.rows[at:end] for at, end in bounds]
+        of["page_bytes"] = [nbytes or None for nbytes in of["page_bytes"]]
+        return [Bulk(*row) for row in zip(*(of[name] for name in Bulk._fields), strict=True)]
+
+
 class Fed(NamedTuple):
     """What transfers did to each row of Entries: when the last one that it had waited for was there (NEVER
     without), whether the network had held that one up, and whether its endpoint still had pages to send on a
     slow path as it entered: an adapter whose queue stands still keeps everything else, too."""
 
     ns: Ints
-    held: NDArray[np.bool_]
-    carrying: NDArray[np.bool_]
+    held: Bools
+    carrying: Bools
 
 
 def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
     """All bulk transfers, in order of their start."""
     tied, sent = _tied(instances, entries), notices_ns(exchanges)
     ways = page_ways(exchanges, instances)
+    if not ways:
+        return []
     notices = [sent(rows) for rows in ways]
+    receivers = exchanges["dst"][[rows[0] for rows in ways]].tolist()
     # Together where the receiver waited for all of it; notices have told.
     pieces = [
         piece
-        for rows, told, mine in zip(ways, notices, cut_pieces(exchanges, ways, notices), strict=True)
-        for piece in (
-            mine if len(told) else _merged(exchanges, mine, entries, tied(int(exchanges["dst"][rows[0]])))
-        )
+        for end, told, mine in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
+        for piece in (mine if len(told) else _merged(exchanges, mine, entries, tied(end)))
     ]
-    found = _awaited([each for each in _made(exchanges, pieces) if each is not None], tied, entries)
+    found, _ = _made(exchanges, pieces)
+    if not len(found.table):
+        return []
+    found = _awaited(found, tied, entries)
     together = _by_siblings(exchanges, _by_waits(found))
-    found = _awaited(together, tied, entries) if len(together) != len(found) else found
-    return sorted(_named(_slow(found)), key=lambda each: (each.start_ns, each.src, each.dst))
+    if len(together.table) != len(found.table):
+        found = _awaited(together, tied, entries)
+    found = _named(_slow(found))
+    return found.at(np.lexsort([found.table[name] for name in ("dst", "src", "start_ns")])).listed()
 
 
 def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
@@ -126,9 +178,9 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
             held[each.row] = each.path is not None
         if each.slow and each.start_ns <= each.end_ns:
             slow.setdefault(each.src, []).append((each.start_ns, each.end_ns))
-    for src, spans in slow.items():
+    for src, times in slow.items():
         mine = entries.of[src]
-        begin, end = np.sort(np.array(spans).T)
+        begin, end = np.sort(np.array(times).T)
         begun = np.searchsorted(begin, entries.enter_ns[mine], "right")
         carrying[mine] = begun > np.searchsorted(end, entries.enter_ns[mine], "left")
     return Fed(fed, held, carrying)
@@ -149,56 +201,60 @@ def _merged(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -
     return cut_at(rows, first[1:][alone])
 
 
-def _made(exchanges: Rows, pieces: Sequence[Ints]) -> list[Bulk | None]:
-    """What each of ``pieces`` is, all laid out at once; None of one page."""
+def _made(exchanges: Rows, pieces: Sequence[Ints]) -> tuple[Found, Ints]:
+    """What the ``pieces`` of more than one page are, and which ones these are."""
     chosen = [number for number, piece in enumerate(pieces) if len(piece) >= FEWEST]
-    made: list[Bulk | None] = [None] * len(pieces)
-    if not chosen:
-        return made
-    counts = np.array([len(pieces[number]) for number in chosen])
+    found = [_laid(exchanges, some) for some in at_once([pieces[number] for number in chosen])]
+    rows, tables = [each.rows for each in found], [each.table for each in found]
+    for table, before in zip(tables, np.cumsum([0, *map(len, rows)]).tolist(), strict=False):
+        table["at"] += before
+        table["end"] += before
+    numbers = np.array(chosen, np.int64)
+    made = (
+        Found(np.concatenate(tables), np.concatenate(rows)) if found else Found(np.zeros(0, _TABLE), numbers)
+    )
+    return made, numbers
+
+
+def _laid(exchanges: Rows, pieces: Sequence[Ints]) -> Found:
+    """What each of ``pieces`` is."""
+    counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    table, rows = np.zeros(len(counts), _TABLE), np.concatenate(pieces)
     first, last = np.cumsum(counts) - counts, np.cumsum(counts) - 1
-    rows, piece = np.concatenate([pieces[n] for n in chosen]), np.repeat(np.arange(len(counts)), counts)
+    piece = np.repeat(np.arange(len(counts)), counts)
     begin = begin_ns(exchanges, rows)
-    order = np.lexsort((begin, piece))
+    order = order_within(begin, piece)
     rows, begin = rows[order], begin[order]
     until = so_far(end_ns(exchanges, rows), piece)
     pause = np.maximum(np.r_[0, begin[1:] - until[:-1]], 0)
     pause[first] = 0
-    size = exchanges["bytes"][rows]
+    size = exchanges["bytes"][rows].astype(np.int64)
     cut = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.GAP
-    total, retransmitted, marked, partial = (
-        np.add.reduceat(values, first, dtype=np.uint64).tolist()
-        for values in (
-            size, exchanges["retransmitted"][rows], exchanges["ecn_marked"][rows],
-            exchanges["flags"][rows] & cut != 0,
-        )
-    )  # fmt: skip
-    ends = [exchanges[name][rows[first]].tolist() for name in ("src", "dst")]
-    read = (exchanges["wire"][rows[first]] == Wire.ROCE_READ).tolist()
-    times = begin[first].tolist(), until[last].tolist(), np.add.reduceat(pause, first).tolist()
-    message = exchanges["data"][rows[last]].tolist()
-    columns = zip(chosen, *ends, read, cut_at(rows, first[1:]), *times, total, _usual(size, piece),
-                  retransmitted, marked, partial, message, strict=True)  # fmt: skip
-    for number, src, dst, by_read, these, start, stop, idle, nbytes, page, resent, ecn, gaps, data in columns:
-        busy = stop - start - idle  # stamps may be centuries apart
-        made[number] = Bulk(
-            src, dst, by_read, these, start, stop, nbytes, page, busy, resent, ecn, not gaps, data
-        )
-    return made
+    for name, values in (
+        ("bytes", size), ("retransmitted", exchanges["retransmitted"][rows]),
+        ("ecn_marked", exchanges["ecn_marked"][rows]),
+    ):  # fmt: skip
+        table[name] = np.add.reduceat(values, first, dtype=np.int64)
+    table["complete"] = ~np.logical_or.reduceat(exchanges["flags"][rows] & cut != 0, first)
+    for name, values in (("src", exchanges["src"]), ("dst", exchanges["dst"])):
+        table[name] = values[rows[first]]
+    table["read"] = exchanges["wire"][rows[first]] == Wire.ROCE_READ
+    table["start_ns"], table["end_ns"], table["at"], table["end"] = begin[first], until[last], first, last + 1
+    table["busy_ns"] = table["end_ns"] - table["start_ns"] - np.add.reduceat(pause, first)
+    table["page_bytes"], table["message"] = _usual(size, piece), exchanges["data"][rows[last]]
+    table["row"], table["idle_ns"], table["left_ns"] = -1, NEVER, NEVER
+    return Found(table, rows)
 
 
-def _usual(size: Rows, piece: Ints) -> list[int | None]:
-    """The size that at least half the pages of each piece have; the least of several, None without."""
-    order = np.lexsort((size, piece))
+def _usual(size: Ints, piece: Ints) -> Ints:
+    """The size that at least half the pages of each piece have; the least of several, 0 without."""
+    order = order_within(size, piece)
     size, piece = size[order], piece[order]
-    run = np.flatnonzero(np.r_[True, (np.diff(piece) != 0) | (size[1:] != size[:-1])])
+    run = np.flatnonzero(np.r_[True, (piece[1:] != piece[:-1]) | (size[1:] != size[:-1])])
     times = np.diff(np.r_[run, len(size)])
-    best = np.lexsort((-times, piece[run]))
+    best = order_within(-times, piece[run])
     best = best[np.r_[True, np.diff(piece[run[best]]) != 0]]
-    usual = 2 * times[best] >= np.bincount(piece)
-    return [
-        page if told else None for page, told in zip(size[run[best]].tolist(), usual.tolist(), strict=True)
-    ]
+    return np.where(2 * times[best] >= np.bincount(piece), size[run[best]], 0)
 
 
 def _tied(instances: Sequence[Instance], entries: Entries) -> Callable[[int], Ints]:
@@ -209,6 +265,7 @@ def _tied(instances: Sequence[Instance], entries: Entries) -> Callable[[int], In
     mine = mine[np.lexsort((entries.enter_ns[mine], entries.endpoint[mine]))]
     endpoint = entries.endpoint[mine]
 
+    @cache
     def told(end: int) -> Ints:
         rows: Ints = mine[np.searchsorted(endpoint, end) : np.searchsorted(endpoint, end, "right")]
         return rows
@@ -216,157 +273,180 @@ def _tied(instances: Sequence[Instance], entries: Entries) -> Callable[[int], In
     return told
 
 
-def _awaited(transfers: Sequence[Bulk], tied: Callable[[int], Ints], entries: Entries) -> list[Bulk]:
-    """``transfers`` with the entry that followed each, and whether the receiver had waited for it.
+def _awaited(transfers: Found, tied: Callable[[int], Ints], entries: Entries) -> Found:
+    """``transfers``, by receiver, with the entry that followed each, and whether the receiver had waited.
 
     It had if the transfer ended in a pause between two of its collectives that is longer than its pauses
     without one (nineteen in twenty); where it has hardly any of these, if most of the pause was the
     transfer."""
-    found: list[Bulk] = []
-    of: dict[int, list[Bulk]] = {}
-    for each in transfers:
-        of.setdefault(each.dst, []).append(each)
-    for dst in sorted(of):
-        mine = of[dst]
-        rows = tied(dst)
+    found = transfers.at(np.argsort(transfers.table["dst"], kind="stable"))
+    for mine in cut_at(found.table, np.flatnonzero(np.diff(found.table["dst"])) + 1):
+        rows = tied(int(mine["dst"][0]))
+        if not len(rows):
+            continue
         enter = entries.enter_ns[rows]
-        left = np.maximum.accumulate(np.r_[NEVER, entries.leave_ns[rows]])[:-1] if len(rows) else enter
-        after = np.searchsorted(enter, [each.end_ns for each in mine])
+        left = np.maximum.accumulate(np.r_[NEVER, entries.leave_ns[rows]])[:-1]
+        after = np.searchsorted(enter, mine["end_ns"])
         taken = np.zeros(len(rows) + 1, bool)
         taken[after] = True
         pause = (enter - left)[(left != NEVER) & ~taken[:-1]]
         usual = TWICE * float(np.percentile(pause, 95)) if len(pause) >= FEWEST_PAUSES else None
-        ends: dict[int, int] = {}  # of the transfers that each entry followed, the last
-        for each, place in zip(mine, after.tolist(), strict=True):
-            ends[place] = max(ends.get(place, NEVER), each.end_ns)
-        for each, place in zip(mine, after.tolist(), strict=True):
-            if place == len(rows):
-                found.append(each)
-                continue
-            idle = max(each.start_ns, int(left[place]))
-            waits = int(enter[place]) - int(left[place]) if left[place] != NEVER else None
-            waited = idle < each.end_ns
-            if usual is not None and waits is not None:
-                waited &= waits > usual
-            else:
-                waited &= 2 * (each.end_ns - idle) >= int(enter[place]) - idle
-            found.append(
-                each._replace(
-                    row=int(rows[place]),
-                    idle_ns=idle if waited else NEVER,
-                    left_ns=int(left[place]),
-                    last=each.end_ns == ends[place],
-                )
-            )
+        ends = np.full(len(taken), NEVER)  # of the transfers that each entry followed, the last
+        np.maximum.at(ends, after, mine["end_ns"])
+        followed = after < len(rows)
+        after, end = after[followed], mine["end_ns"][followed]
+        idle = np.maximum(mine["start_ns"][followed], left[after])
+        waited = 2 * (end - idle) >= enter[after] - idle
+        if usual is not None:
+            waited = np.where(left[after] != NEVER, enter[after] - left[after] > usual, waited)
+        waited &= idle < end
+        mine["row"][followed], mine["left_ns"][followed] = rows[after], left[after]
+        mine["idle_ns"][followed], mine["last"][followed] = np.where(waited, idle, NEVER), end == ends[after]
     return found
 
 
-def _by_waits(transfers: list[Bulk]) -> list[Bulk]:
+def _by_way(transfers: Found) -> tuple[Found, Ints]:
+    """``transfers`` by sender, receiver and verb, each in order of their start, ways in that of their first
+    ones; and where each way begins."""
+    ordered = transfers.at(np.argsort(transfers.table["start_ns"], kind="stable"))
+    way = ordered.ways("src", "dst", "read")
+    begins = np.full(int(way.max()) + 1, len(way))
+    np.minimum.at(begins, way, np.arange(len(way)))
+    found = ordered.at(np.argsort(begins[way], kind="stable"))
+    return found, np.flatnonzero(np.r_[True, np.diff(np.sort(begins[way])) != 0])
+
+
+def _by_waits(transfers: Found) -> Found:
     """``transfers`` with the parts of one cache put together.
 
     Where a cache is moved layer by layer the receiver may still be at work when the first layers come. How
     large the whole is shows from one wait of the receiver to the next: as many bytes, most times. Transfers
     of a way that add up to that are wholes.
     """
-    ways: dict[tuple[int, int, bool], list[Bulk]] = {}
-    for each in sorted(transfers, key=lambda each: each.start_ns):
-        ways.setdefault((each.src, each.dst, each.read), []).append(each)
+    found, first = _by_way(transfers)
+    waited, nbytes = found.table["idle_ns"] != NEVER, found.table["bytes"]
+    bounds = list(pairwise([*first.tolist(), len(nbytes)]))
     sums: Counter[int] = Counter()
-    for mine in ways.values():
-        ends = [place + 1 for place, each in enumerate(mine) if each.waited]
-        these = Counter(sum(e.bytes for e in mine[a:b]) for a, b in pairwise([0, *ends]))
-        size, times = these.most_common(1)[0] if these else (0, 0)
+    for way in np.flatnonzero(np.add.reduceat(waited, first, dtype=np.int64) >= FEWEST_PAUSES).tolist():
+        begin, end = bounds[way]
+        ends = np.flatnonzero(waited[begin:end]) + 1
+        parts = np.add.reduceat(nbytes[begin : begin + ends[-1]], np.r_[0, ends[:-1]])
+        these = Counter(parts.tolist())
+        size, times = these.most_common(1)[0]
         if times >= FEWEST_PAUSES and 2 * times > these.total():
             sums[size] += times
-    usual = sums.most_common(1)[0][0] if sums else 0
-    return [each for mine in ways.values() for each in _wholes(mine, usual) or mine]
+    if not sums:
+        return found
+    usual, each = sums.most_common(1)[0][0], nbytes.tolist()
+    return _together(
+        found, np.array([begin + at for begin, end in bounds for at in _wholes(each[begin:end], usual)])
+    )
 
 
-def _by_siblings(exchanges: Rows, transfers: list[Bulk]) -> list[Bulk]:
+def _by_siblings(exchanges: Rows, transfers: Found) -> Found:
     """``transfers``, with those that nothing parts cut as on other ways. ``transfers`` if nothing changes.
 
     Ranks that share a model each hand on their part of the same requests, so all have as many bytes to move,
     in transfers of the same sizes one after the other. Where pages queue (a slow link) no pause tells.
     """
-    ways: dict[tuple[int, int, bool], list[Bulk]] = {}
-    for each in sorted(transfers, key=lambda each: each.start_ns):
-        ways.setdefault((each.src, each.dst, each.read), []).append(each)
-    sizes: dict[int, list[int]] = {}  # of a way's transfers, by the bytes of all: of the way that has most
-    for mine in ways.values():
-        these = [each.bytes for each in mine]
-        sizes[sum(these)] = max(sizes.get(sum(these), []), these, key=len)
-    cut: dict[tuple[int, int, bool], list[Ints]] = {}
-    for way, mine in ways.items():
-        told = sizes[sum(each.bytes for each in mine)]
-        if len(told) >= FEWEST_PAUSES and len(told) > len(mine):
-            rows = np.concatenate([each.rows for each in mine])
-            rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
-            parts = parts_of(exchanges, rows, np.array(told))
-            if parts is not None:
-                cut[way] = parts
+    found, first = _by_way(transfers)
+    bounds = np.r_[first, len(found.table)]
+    count, total = np.diff(bounds), numbered(np.add.reduceat(found.table["bytes"], first))
+    # Of all ways that move as many bytes: the one that has most transfers.
+    model = np.zeros(int(total.max()) + 1, np.int64)
+    by_count = np.lexsort((-np.arange(len(count)), count))
+    model[total[by_count]] = by_count
+    most = count[model[total]]
+    cut: dict[int, list[Ints]] = {}
+    for way in np.flatnonzero((most >= FEWEST_PAUSES) & (most > count)).tolist():
+        like = model[total[way]]
+        told = found.table["bytes"][bounds[like] : bounds[like + 1]]
+        mine = found.table[bounds[way] : bounds[way + 1]]
+        spans = zip(mine["at"].tolist(), mine["end"].tolist(), strict=True)
+        rows = np.concatenate([found.rows[at:end] for at, end in spans])
+        rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
+        parts = parts_of(exchanges, rows, told)
+        if parts is not None:
+            cut[way] = parts
     if not cut:
         return transfers
-    made = iter(_made(exchanges, [part for parts in cut.values() for part in parts]))
-    found: list[Bulk] = []
-    for way, mine in ways.items():
-        again = (next(made) for _ in cut.get(way, ()))
-        found += (each for each in again if each is not None) if way in cut else mine
-    return found
+    made, chosen = _made(exchanges, [part for parts in cut.values() for part in parts])
+    made.table["at"] += len(found.rows)
+    made.table["end"] += len(found.rows)
+    way = np.repeat(np.arange(len(count)), count)
+    kept = ~np.isin(way, list(cut))
+    again = np.repeat(list(cut), [len(parts) for parts in cut.values()])[chosen]
+    table = np.concatenate([found.table[kept], made.table])
+    order = np.argsort(np.r_[way[kept], again], kind="stable")
+    return Found(table[order], np.r_[found.rows, made.rows])
 
 
-def _wholes(parts: Sequence[Bulk], size: int) -> list[Bulk]:
-    """``parts`` put together to so many bytes each; none if they do not add up to that.
+def _wholes(parts: Sequence[int], size: int) -> Sequence[int]:
+    """Where those begin that parts of so many bytes, put together to ``size`` each, make; all ``parts`` if
+    they do not add up to that.
 
     A page that was seen twice, or not at all, leaves one of them a little longer or shorter.
     """
-    if not size:
-        return []
-    found: list[Bulk] = []
-    slack = min(each.bytes for each in parts) / 2
+    begins: list[int] = []
+    slack = min(parts) / 2
     begin = total = exact = 0
-    for place, each in enumerate(parts):
-        total += each.bytes
+    for place, nbytes in enumerate(parts):
+        total += nbytes
         if total > size + slack:
-            return []
+            return range(len(parts))
         if total >= size - slack:
-            found.append(_together(parts[begin : place + 1]))
+            begins.append(begin)
             exact += total == size
             begin, total = place + 1, 0
-    return found + list(parts[begin:]) if 2 * exact >= len(found) else []
+    return [*begins, *range(begin, len(parts))] if 2 * exact >= len(begins) else range(len(parts))
 
 
-def _together(parts: Sequence[Bulk]) -> Bulk:
-    """One transfer from several that follow each other on one way."""
-    if len(parts) == 1:
-        return parts[0]
-    pages = {each.page_bytes for each in parts}
-    return parts[-1]._replace(
-        rows=np.concatenate([each.rows for each in parts]),
-        start_ns=parts[0].start_ns,
-        bytes=sum(each.bytes for each in parts),
-        page_bytes=parts[0].page_bytes if len(pages) == 1 else None,
-        busy_ns=sum(each.busy_ns for each in parts),
-        retransmitted=sum(each.retransmitted for each in parts),
-        ecn_marked=sum(each.ecn_marked for each in parts),
-        complete=all(each.complete for each in parts),
-    )
+def _together(parts: Found, first: Ints) -> Found:
+    """One transfer from those that follow each other from each of ``first`` on."""
+    table, last = parts.table, np.r_[first[1:], len(parts.table)] - 1
+    pages = table["end"] - table["at"]
+    rows, end = parts.rows[spans(table["at"], pages)], np.cumsum(pages)
+    found = table[last]
+    found["start_ns"], found["at"], found["end"] = table["start_ns"][first], (end - pages)[first], end[last]
+    for name in ("bytes", "busy_ns", "retransmitted", "ecn_marked"):
+        found[name] = np.add.reduceat(table[name], first)
+    found["complete"] = np.logical_and.reduceat(table["complete"], first)
+    least, most = (end.reduceat(table["page_bytes"], first) for end in (np.minimum, np.maximum))
+    found["page_bytes"] = np.where(least == most, least, 0)
+    return Found(found, rows)
 
 
-def _slow(transfers: Sequence[Bulk]) -> list[Bulk]:
+def _slow(transfers: Found) -> Found:
     """Mark transfers over ways whose pages take three times as long, byte for byte, as the middle way's."""
-    paces: dict[tuple[int, int], list[float]] = {}
-    for each in transfers:
-        paces.setdefault((each.src, each.dst), []).append(each.busy_ns / max(each.bytes, 1))
-    pace = {way: middle(sorted(values)) for way, values in paces.items()}
-    ordered = sorted(pace.values())
+    table = transfers.table.copy()
+    way = transfers.ways("src", "dst")
+    pace = table["busy_ns"] / np.maximum(table["bytes"], 1)
+    order = np.lexsort((pace, way))
+    first = np.flatnonzero(np.r_[True, np.diff(way[order]) != 0])
+    count = np.diff(np.r_[first, len(way)])
+    own = (pace[order[first + (count - 1) // 2]] + pace[order[first + count // 2]]) / 2
     # Pages of one packet take no time at one place.
-    slow = {way for way, own in pace.items() if own > 0 and own >= OTHERS * middle_of_others(ordered, own)}
-    return [each._replace(slow=True) if (each.src, each.dst) in slow else each for each in transfers]
+    slow = (own > 0) & (own >= OTHERS * _middles_of_others(own))
+    table["slow"][order] = np.repeat(slow, count)
+    return Found(table, transfers.rows)
 
 
-def _named(transfers: Sequence[Bulk]) -> list[Bulk]:
+def _middles_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Of each of ``values`` the median of all others; infinity where there is no other."""
+    count = len(values)
+    if count < 2:
+        return np.full(count, np.inf)
+    ordered = np.sort(values)
+    at = np.searchsorted(ordered, values)
+    low, high = (ordered[place + (place >= at)] for place in ((count - 2) // 2, (count - 1) // 2))
+    middles: NDArray[np.float64] = (low + high) / 2
+    return middles
+
+
+def _named(transfers: Found) -> Found:
     """Mark what are caches likely: of ways for which the receiver waited, and on which nothing goes back."""
-    ways = {(each.src, each.dst) for each in transfers}
-    waited = {(each.src, each.dst) for each in transfers if each.waited}
-    caches = {way for way in waited if way[::-1] not in ways}
-    return [each._replace(cache=True) if (each.src, each.dst) in caches else each for each in transfers]
+    table = transfers.table.copy()
+    way, back = (table[a] << 32 | table[b] for a, b in (("src", "dst"), ("dst", "src")))
+    waited = table["idle_ns"] != NEVER
+    table["cache"] = np.isin(way, way[waited & ~np.isin(back, way)])
+    return Found(table, transfers.rows)

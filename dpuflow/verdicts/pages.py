@@ -5,12 +5,12 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import islice, pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.ordering import cut_at
+from dpuflow.arrays.ordering import cut_at, numbered, order_within
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 LEAST: Final = 512
 """Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
 else tells what they are."""
+TOGETHER: Final = 1 << 17
+"""Pages that are laid out at a time: more would not fit into the cache, and take memory."""
 IDLE: Final = 4.0
 """Times what a page takes, alone and behind another, that nothing may be under way within a transfer: an
 engine that has pages to move keeps some under way; a late completion makes it pause for about a page."""
@@ -56,10 +58,10 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
     if not len(rows):
         return []
     src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)
-    read = wire[rows] == Wire.ROCE_READ
-    order = np.lexsort((begin_ns(exchanges, rows), read, dst, src))
-    rows, key = rows[order], np.stack([src, dst, read])[:, order]
-    first = np.flatnonzero(np.r_[True, (np.diff(key) != 0).any(axis=0)])
+    way = numbered(src, dst, (wire[rows] == Wire.ROCE_READ).astype(np.int64))
+    order = order_within(begin_ns(exchanges, rows), way)
+    rows, way = rows[order], way[order]
+    first = np.flatnonzero(np.r_[True, way[1:] != way[:-1]])
     large = _medians(exchanges["bytes"][rows], first) > LEAST
     return [way for way, pages in zip(cut_at(rows, first[1:]), large.tolist(), strict=True) if pages]
 
@@ -67,13 +69,21 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
 def _medians(values: Rows, first: Ints) -> NDArray[np.float64]:
     """The median of each run of ``values``; runs begin at ``first``."""
     count = np.diff(np.r_[first, len(values)])
-    ordered = values[np.lexsort((values, np.repeat(np.arange(len(first)), count)))].astype(float)
+    run = np.repeat(np.arange(len(first)), count)
+    ordered = values[order_within(values.astype(np.int64), run)].astype(float)
     middle: NDArray[np.float64] = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
     return middle / 2
 
 
 def so_far(values: Ints, piece: Ints) -> Ints:
-    """The largest of ``values`` so far within each piece."""
+    """The largest of ``values`` so far within each piece; pieces follow one another, numbered from 0."""
+    if not len(values):
+        return values
+    least = int(values.min())
+    step = int(values.max()) - least + 1
+    if step * (int(piece[-1]) + 1) < 1 << 63:
+        raised = piece * step - least
+        return np.maximum.accumulate(values + raised) - raised
     order = np.argsort(values, kind="stable")
     place = np.empty(len(values), np.int64)
     place[order] = np.arange(len(values))
@@ -94,10 +104,22 @@ def end_ns(exchanges: Rows, rows: Ints) -> Ints:
     return np.where(there != NEVER, there, exchanges["data_end_ns"][rows])
 
 
+def at_once(parts: Sequence[Ints]) -> Iterator[Sequence[Ints]]:
+    """``parts`` some at a time, of ``TOGETHER`` rows at the most unless one has more."""
+    bounds, total = [0], 0
+    for place, part in enumerate(parts):
+        if total + len(part) > TOGETHER and place > bounds[-1]:
+            bounds.append(place)
+            total = 0
+        total += len(part)
+    return (parts[a:b] for a, b in pairwise([*bounds, len(parts)]) if b > a)
+
+
 def cut_pieces(exchanges: Rows, ways: Sequence[Ints], notices: Sequence[Ints]) -> Iterator[list[Ints]]:
     """Each of ``ways`` cut where nothing was under way, or, if it has any, by its ``notices``: times of SENDs
     on the pages' connections, each of which tells that all pages before it are done."""
-    quiet = _by_pauses(exchanges, [rows for rows, told in zip(ways, notices, strict=True) if not len(told)])
+    mine = [rows for rows, told in zip(ways, notices, strict=True) if not len(told)]
+    quiet = (parts for some in at_once(mine) for parts in _by_pauses(exchanges, some))
     for rows, told in zip(ways, notices, strict=True):
         yield _by_notices(exchanges, rows, told) if len(told) else next(quiet)
 
@@ -114,8 +136,6 @@ def _by_notices(exchanges: Rows, rows: Ints, notices: Ints) -> list[Ints]:
 
 def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
     """``ways`` in order of time, each cut where nothing was under way; times of all laid out at once."""
-    if not ways:
-        return
     rows, count = np.concatenate(ways), np.array([len(way) for way in ways])
     way, first = np.repeat(np.arange(len(ways)), count), np.cumsum(count) - count
     begin, end = begin_ns(exchanges, rows), end_ns(exchanges, rows)
@@ -125,7 +145,7 @@ def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
     within = np.diff(way) == 0
     several = count > 1
     if several.any():
-        apart = np.diff(end[np.lexsort((end, way))])[within]
+        apart = np.diff(end[order_within(end, way)])[within]
         follow = (count - 1)[several]
         usual[several] += _medians(apart, np.cumsum(follow) - follow)
     usual[~several] = 0.0
