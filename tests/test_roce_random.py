@@ -17,7 +17,18 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 DATA, ACKS = (A, B, QB), (B, A, QA)
-FIELDS = ("seq", "packets", "bytes", "first_ns", "last_ns", "acked_ns", "retransmitted", "tag", "flags")
+FIELDS = (
+    "seq",
+    "packets",
+    "bytes",
+    "rkey",
+    "first_ns",
+    "last_ns",
+    "acked_ns",
+    "retransmitted",
+    "tag",
+    "flags",
+)
 
 
 def sent(rng: random.Random, start: int, kinds: Sequence[str] = ("RC_WRITE", "RC_SEND")) -> list[Packet]:
@@ -28,7 +39,7 @@ def sent(rng: random.Random, start: int, kinds: Sequence[str] = ("RC_WRITE", "RC
         kind = rng.choice(kinds)
         imm = rng.choice([None, k + 1])
         packets, last = rng.choice([1, 1, 2, 3, 9]), rng.randint(1, 9)
-        psn = script.message(0, A, B, QB, psn, packets, kind=kind, imm=imm, last=last)
+        psn = script.message(0, A, B, QB, psn, packets, kind=kind, imm=imm, last=last, rkey=k + 1)
     return script.packets
 
 

@@ -63,7 +63,8 @@ LANE = np.dtype(
             "asked",
             "i8",
         ),  # from this PSN on the receiver asked for all again, and has not acknowledged it; 0 none
-        ("spare", "i4", 6),
+        ("rkey", "u4"),  # of the open message
+        ("spare", "i4", 5),
     ],
     align=True,
 )
@@ -142,6 +143,7 @@ def blank(rows, row, flow, seq, seq_end, time_ns, frame, wire):  # type: ignore[
     rows[row].context = 0
     rows[row].tag = 0
     rows[row].sub = 0
+    rows[row].rkey = 0
     rows[row].first_frame = frame
     rows[row].last_frame = frame
     rows[row].wire = wire
@@ -160,6 +162,7 @@ def open_message(lanes, lane, psn, time_ns, frame, wire, status, flags):  # type
     lanes[lane].packets = 0
     lanes[lane].bytes = 0
     lanes[lane].va = 0
+    lanes[lane].rkey = 0
     lanes[lane].retransmitted = 0
     lanes[lane].ecn = 0
     lanes[lane].expected = 0
@@ -181,6 +184,7 @@ def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # ty
     rows[row].last_frame = lanes[lane].last_frame
     rows[row].bytes = lanes[lane].bytes
     rows[row].va = lanes[lane].va
+    rows[row].rkey = lanes[lane].rkey
     rows[row].packets = lanes[lane].packets
     rows[row].retransmitted = lanes[lane].retransmitted
     rows[row].ecn_marked = lanes[lane].ecn

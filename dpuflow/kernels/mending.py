@@ -92,7 +92,7 @@ def part_row(lanes, lane, holes, flow, row, low, high, late, rows, links, flows,
     rows[new].bytes = total - size
     rows[new].first_ns = rows[row].last_ns
     rows[new].first_frame = rows[row].last_frame
-    rows[new].sub = 0
+    rows[new].sub = rows[new].rkey = 0
     rows[new].retransmitted = 0
     rows[new].ecn_marked = 0
     rows[new].flags = rows[new].flags | REORDERED | GAP
@@ -119,16 +119,17 @@ def unended(wire):  # type: ignore[no-untyped-def]
 
 
 @inner
-def size_open(lanes, lane, holes, flow, length, va, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+def size_open(lanes, lane, holes, flow, length, va, rkey, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """The open message's FIRST, now counted, tells its length: what came behind its end is another."""
     expected = (length + mtu - 1) // mtu
     end = np.int64(lanes[lane].seq) + expected
     if lanes[lane].top > end:
         row = part_open(lanes, lane, holes, flow, end, end, 0, rows, links, flows, counts)
-        told(rows, links, row, length, va, sample)
+        told(rows, links, row, length, va, rkey, sample)
         return
     lanes[lane].bytes = length
     lanes[lane].va = va
+    lanes[lane].rkey = rkey
     lanes[lane].sample = sample
     lanes[lane].status |= SIZED
     lanes[lane].expected = expected
@@ -148,7 +149,7 @@ def lengthen(lanes, lane, rows, row, end):  # type: ignore[no-untyped-def]
 
 
 @inner
-def size_row(lanes, lane, holes, flow, row, length, va, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+def size_row(lanes, lane, holes, flow, row, length, va, rkey, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """The same of a message that is written already."""
     end = np.int64(rows[row].seq) + (length + mtu - 1) // mtu
     if end < np.int64(rows[row].seq_end):
@@ -159,14 +160,15 @@ def size_row(lanes, lane, holes, flow, row, length, va, sample, mtu, rows, links
         if after < 0 and lanes[lane].open:
             begin = lanes[lane].seq
         lengthen(lanes, lane, rows, row, min(end, begin))
-    told(rows, links, row, length, va, sample)
+    told(rows, links, row, length, va, rkey, sample)
 
 
 @inlined
-def told(rows, links, row, length, va, sample):  # type: ignore[no-untyped-def]
+def told(rows, links, row, length, va, rkey, sample):  # type: ignore[no-untyped-def]
     """What a message's RETH says of it."""
     rows[row].bytes = length
     rows[row].va = va
+    rows[row].rkey = rkey
     rows[row].sub = sample
     links[row].status |= SIZED
 
@@ -208,6 +210,7 @@ def mend(  # type: ignore[no-untyped-def]
     payload,
     length,
     va,
+    rkey,
     sample,
     imm,
     ce,
@@ -251,7 +254,7 @@ def mend(  # type: ignore[no-untyped-def]
             lanes[lane].flags &= ~STARTS_BEFORE
             lanes[lane].wire = wire
         if sized and psn == lanes[lane].seq:
-            size_open(lanes, lane, holes, flow, length, va, sample, payload, rows, links, flows, counts)
+            size_open(lanes, lane, holes, flow, length, va, rkey, sample, payload, rows, links, flows, counts)
         return np.int64(-1)
 
     row = find(lanes, lane, rows, links, psn)
@@ -270,7 +273,9 @@ def mend(  # type: ignore[no-untyped-def]
     if row >= 0 and psn < np.int64(rows[row].seq_end):
         add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts)
         if sized and np.int64(rows[row].seq) == psn and links[row].status & SIZED == 0:
-            size_row(lanes, lane, holes, flow, row, length, va, sample, payload, rows, links, flows, counts)
+            size_row(
+                lanes, lane, holes, flow, row, length, va, rkey, sample, payload, rows, links, flows, counts
+            )
         return np.int64(-1)
 
     after = np.int64(links[row].next) if row >= 0 else np.int64(-1)
@@ -296,7 +301,20 @@ def mend(  # type: ignore[no-untyped-def]
             add_packet(rows, links, after, place, wire, payload, imm, ce, time_ns, frame, counts)
             if sized:
                 size_row(
-                    lanes, lane, holes, flow, after, length, va, sample, payload, rows, links, flows, counts
+                    lanes,
+                    lane,
+                    holes,
+                    flow,
+                    after,
+                    length,
+                    va,
+                    rkey,
+                    sample,
+                    payload,
+                    rows,
+                    links,
+                    flows,
+                    counts,
                 )
             return np.int64(-1)
         lanes[lane].seq = psn
@@ -305,13 +323,14 @@ def mend(  # type: ignore[no-untyped-def]
             lanes[lane].status |= HAS_FIRST
             lanes[lane].flags &= ~STARTS_BEFORE
         if sized:
-            size_open(lanes, lane, holes, flow, length, va, sample, payload, rows, links, flows, counts)
+            size_open(lanes, lane, holes, flow, length, va, rkey, sample, payload, rows, links, flows, counts)
         return np.int64(-1)
     new = counts[ROWS]
     counts[ROWS] = new + 1
     blank(rows, new, flow, psn, min(end, begin), time_ns, frame, wire)
     rows[new].bytes = length if length >= 0 else payload
     rows[new].va = va
+    rows[new].rkey = rkey
     rows[new].sub = sample
     rows[new].tag = max(imm, 0)
     rows[new].ecn_marked = ce

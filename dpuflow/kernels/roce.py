@@ -346,20 +346,20 @@ def scan(  # type: ignore[no-untyped-def]
             continue
 
         length = np.int64(-1)
-        va = np.uint64(0)
+        va, rkey = np.uint64(0), np.uint32(0)
         starts_write = place & FIRST != 0 and (operation in (OP_WRITE, OP_ATOMIC_WRITE))
         if starts_write or operation == OP_READ_REQUEST:
             while i_reth < len(reth) and reth[i_reth].packet < i:
                 i_reth += 1
             if i_reth < len(reth) and reth[i_reth].packet == i:
                 length = np.int64(reth[i_reth].dma_len)
-                va = reth[i_reth].va
+                va, rkey = reth[i_reth].va, reth[i_reth].rkey
         elif operation == OP_ATOMIC:
             length = np.int64(8)
             while i_atomic < len(atomic) and atomic[i_atomic].packet < i:
                 i_atomic += 1
             if i_atomic < len(atomic) and atomic[i_atomic].packet == i:
-                va = atomic[i_atomic].va
+                va, rkey = atomic[i_atomic].va, atomic[i_atomic].rkey
         wire = wire_of(operation, code & HAS_IMM != 0)
 
         lane = 2 * flow
@@ -387,8 +387,8 @@ def scan(  # type: ignore[no-untyped-def]
                 if operation == OP_WRITE and place & FIRST and data_len[k] >= SAMPLED:
                     sample = sample_of(data, np.int64(data_at[k]))
                 row = mend(
-                    lanes, lane, holes, flow, psn, place, wire, payload, length, np.int64(va), sample, imm,
-                    ce, time_ns, frame, rows, links, flows, counts,
+                    lanes, lane, holes, flow, psn, place, wire, payload, length, np.int64(va), rkey, sample,
+                    imm, ce, time_ns, frame, rows, links, flows, counts,
                 )  # fmt: skip
                 if row >= 0 and operation == OP_READ_REQUEST:
                     late_request(lanes, lane, holes, rows, row, read_span(lanes, peers, flow, length), length)
@@ -432,6 +432,7 @@ def scan(  # type: ignore[no-untyped-def]
                 if length >= 0:
                     lanes[lane].bytes = length
                     lanes[lane].va = np.int64(va)
+                    lanes[lane].rkey = rkey
                     lanes[lane].status = HAS_FIRST | SIZED
                 if place & LAST == 0 and payload > 0:
                     lanes[lane].mtu = payload

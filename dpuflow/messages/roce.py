@@ -367,8 +367,8 @@ class RoceMessages:
         self._links.reach(n, len(at))
         cut, rows = lanes[at], self._messages.rows[n : n + len(at)]
         rows[:] = np.zeros(1, rows.dtype)
-        for name in ("first_ns", "last_ns", "seq", "bytes", "va", "packets", "retransmitted", "first_frame",
-                     "last_frame", "wire", "flags"):  # fmt: skip
+        for name in ("first_ns", "last_ns", "seq", "bytes", "va", "rkey", "packets", "retransmitted",
+                     "first_frame", "last_frame", "wire", "flags"):  # fmt: skip
             rows[name] = cut[name]
         rows["ecn_marked"] = cut["ecn"]
         rows["acked_ns"] = NEVER
@@ -410,7 +410,8 @@ def _join_reads(rows: Rows, answers: NDArray[np.bool_], flows: Rows) -> None:
     found = answer & (latest >= 0) & (key[latest] == key)
     ours, theirs = at[found], at[latest[found]]
     rows["bytes"][ours] = rows["announces"][theirs]
-    rows["va"][ours] = rows["va"][theirs]
+    for name in ("va", "rkey"):
+        rows[name][ours] = rows[name][theirs]
     whole = rows["flags"][ours] & (MessageFlag.GAP | MessageFlag.ENDS_AFTER) == 0
     spans = rows["seq_end"][ours] - rows["seq"][ours]
     rows["seq_end"][theirs[whole]] = rows["seq"][theirs[whole]] + spans[whole]
