@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpuflow.conditions.row import INDIRECT, NONE, PCIE, Condition
+from dpuflow.conditions.row import INDIRECT, PCIE, Condition
 
 _OF_RANKS = "rank-seconds, of the time of all ranks"
 
@@ -124,15 +124,20 @@ ROWS: Final = (
     Condition(
         "registration_churn",
         PCIE,
-        "Pauses before one-sided messages whose memory key is new.",
-        "-",
-        "-",
+        "Memory keys that are new for each operation or transfer, which begins later than those of known"
+        " keys.",
+        "in the later half of a rank's collectives or bulk transfers of a kind most name a key to its memory"
+        " that is new, and these begin later (99.9 % confidence) than those with known keys: of its peers at"
+        " the same time, else its own.",
+        "What these began later, of the captured time: the most that it can be, where computing goes on"
+        " meanwhile.",
         "Register buffers once and keep them: registration caches, fixed pools. The host's own counters of"
         " registered memory tell.",
-        ("buffers that are used once on purpose",),
-        observability=NONE,
-        why="keys are not kept of each message, and what else a host does between two buffers looks the same",
-        judged=False,
+        ("buffers that are used once on purpose", "a rank that is late for another reason", "a busy host"),
+        ("keys",),
+        explains=("straggler", "credit_starvation", "launch_latency", "host_cpu", "node_skew"),
+        observability=INDIRECT,
+        why="what else a host does before it uses a new buffer looks the same",
     ),
     Condition(
         "decode_early_stop",

@@ -17,6 +17,7 @@ from dpuflow.settings import Reader, setting
 from dpuflow.synth.keys.checks import contradiction
 from dpuflow.synth.keys.cluster import PROTOCOLS, VERSIONS, Cluster, Machine, Nccl
 from dpuflow.synth.keys.faults import (
+    Churn,
     CrossTraffic,
     Desync,
     Fault,
@@ -56,6 +57,7 @@ __all__ = [
     "OPS",
     "PROTOCOLS",
     "VERSIONS",
+    "Churn",
     "Clients",
     "Clocks",
     "Cluster",

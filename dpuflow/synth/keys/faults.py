@@ -51,6 +51,19 @@ class SlowReceiver(Fault):
 
 
 @dataclass(kw_only=True)
+class Churn(Fault):
+    """A rank registers its memory anew each time: keys are new, and nothing begins before that is done.
+
+    For every operation where buffers are registered, and for every cache that is moved into its memory
+    (write) or out of it (read).
+    """
+
+    rank: int = setting(MISSING, "which rank", low=0)
+    us: float = setting(MISSING, "what that takes, us", low=0)
+    from_iteration: int = setting(0, "first iteration", low=0)
+
+
+@dataclass(kw_only=True)
 class SlowGpu(Fault):
     """All that a GPU computes takes longer: one that is throttled, or work that grew."""
 
@@ -172,6 +185,7 @@ Fault.KINDS = {
     "gpu_late": GpuLate,
     "slow_host": SlowHost,
     "slow_receiver": SlowReceiver,
+    "churn": Churn,
     "slow_gpu": SlowGpu,
     "hang": Hang,
     "desync": Desync,
