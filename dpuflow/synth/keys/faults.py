@@ -132,6 +132,17 @@ class Loss(Fault):
 
 
 @dataclass(kw_only=True)
+class Reorder(Fault):
+    """Frames are held up on their way, and those behind them overtake.
+
+    Nothing is lost by it: NICs put in place what comes out of order (adaptive routing), TCP keeps it.
+    """
+
+    share: float = setting(MISSING, "share of the frames", low=0, high=1)
+    us: float = setting(MISSING, "how long at the most, us; drawn from 0 to this", low=0)
+
+
+@dataclass(kw_only=True)
 class SlowLink(Fault):
     """A node's link runs below its rate: frames queue in the switch (down) or the NIC (up)."""
 
@@ -193,6 +204,7 @@ Fault.KINDS = {
     "nvlink": Nvlink,
     "slow_pcie": SlowPcie,
     "loss": Loss,
+    "reorder": Reorder,
     "slow_link": SlowLink,
     "flap": Flap,
     "pause": Pause,
