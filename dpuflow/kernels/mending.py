@@ -80,6 +80,9 @@ def part_open(lanes, lane, holes, flow, low, high, late, rows, links, flows, cou
 def part_row(lanes, lane, holes, flow, row, low, high, late, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """End a written message at PSN ``low``; what it had from ``high`` on becomes another."""
     end = np.int64(rows[row].seq_end)
+    if high >= end:  # nothing is left behind it
+        rows[row].seq_end = low
+        return
     new = counts[ROWS]
     counts[ROWS] = new + 1
     rows[new] = rows[row]
@@ -263,6 +266,7 @@ def mend(  # type: ignore[no-untyped-def]
         if psn == np.int64(rows[row].seq):
             if ends and more and links[row].status & HAS_FIRST == 0:
                 rows[row].seq = psn + 1
+                lanes[lane].high = max(lanes[lane].high, psn + 1)
                 row = np.int64(links[row].prev)
         elif begins:
             late, behind = (0, psn + 1) if ends else (1, psn)
@@ -272,6 +276,8 @@ def mend(  # type: ignore[no-untyped-def]
             part_row(lanes, lane, holes, flow, row, psn + 1, psn + 1, 0, rows, links, flows, counts)
     if row >= 0 and psn < np.int64(rows[row].seq_end):
         add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts)
+        if begins and ends and length >= 0 and np.int64(rows[row].seq_end) - np.int64(rows[row].seq) == 1:
+            told(rows, links, row, length, va, rkey, sample)
         if sized and np.int64(rows[row].seq) == psn and links[row].status & SIZED == 0:
             size_row(
                 lanes, lane, holes, flow, row, length, va, rkey, sample, payload, rows, links, flows, counts
