@@ -177,7 +177,7 @@ def told(rows, links, row, length, va, rkey, sample):  # type: ignore[no-untyped
 
 
 @inner
-def goes_on(lanes, lane, holes, row, rows, psn):  # type: ignore[no-untyped-def]
+def goes_on(lanes, lane, holes, row, rows, links, psn):  # type: ignore[no-untyped-def]
     """Whether a READ's answer that begins anew goes on one that was cut: the packet before was seen, no end.
 
     A requester that lost a packet asks for the rest of its READ from there on (9.7.5.2).
@@ -186,7 +186,10 @@ def goes_on(lanes, lane, holes, row, rows, psn):  # type: ignore[no-untyped-def]
         return False
     if lanes[lane].open and psn > lanes[lane].seq:
         return True
-    return row >= 0 and np.int64(rows[row].seq) < psn and psn < np.int64(rows[row].seq_end)
+    if row < 0 or np.int64(rows[row].seq) >= psn:
+        return False
+    end = np.int64(rows[row].seq_end)
+    return psn < end or (psn == end and links[row].status & HAS_LAST == 0)
 
 
 @inlined
@@ -232,7 +235,7 @@ def mend(  # type: ignore[no-untyped-def]
     """
     if lane & 1 and place & FIRST:
         row = find(lanes, lane, rows, links, psn)
-        if goes_on(lanes, lane, holes, row, rows, psn):
+        if goes_on(lanes, lane, holes, row, rows, links, psn):
             place &= LAST
     begins, ends = place & FIRST != 0, place & LAST != 0
     sized = begins and not ends and length > 0 and payload > 0  # it tells where its message ends

@@ -406,7 +406,7 @@ def scan(  # type: ignore[no-untyped-def]
         if ahead > 0:
             low = top
             if lane & 1:
-                if place & FIRST:
+                if place & FIRST and lanes[lane].open == 0:
                     low = psn  # other operations took the PSNs between two answers
             else:
                 if lanes[lane].soft > 0:
