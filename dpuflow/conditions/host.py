@@ -14,7 +14,8 @@ ROWS: Final = (
         PCIE,
         "A prompt is at its front end while the ranks stand still, and the first collective after it comes"
         " later than it used to.",
-        "from one prompt on, every such delay is more than twice the longest one before.",
+        "from one prompt on, every such delay is more than twice the longest one before,"
+        " in an order that chance makes once in a thousand times at the most.",
         f"These delays beyond the usual: {_OF_RANKS}.",
         "Look at copies from host to device: pinned memory, NUMA placement, a bus shared with the NIC.",
         ("a host short of CPU", "a scheduler that waits to fill a batch", "a tokeniser that is slow"),
@@ -40,7 +41,8 @@ ROWS: Final = (
         "launch_latency",
         PCIE,
         "In each step all ranks together pause between operations for longer than they used to.",
-        "from one step on, every step's pauses are more than twice as long as any earlier step's.",
+        "from one step on, every step's pauses are more than twice as long as any earlier step's,"
+        " in an order that chance makes once in a thousand times at the most.",
         f"The pauses beyond the usual: {_OF_RANKS}.",
         "Look at kernel launches: CUDA graphs, host threads, interpreter pauses.",
         (
@@ -100,7 +102,8 @@ ROWS: Final = (
         PCIE,
         "Pages of transfers between the same two endpoints get smaller, so that it takes more writes for the"
         " same bytes.",
-        "from one point on, pages have less than half the bytes of the same pair's earlier pages.",
+        "from one point on, pages have less than half the bytes of the same pair's earlier pages,"
+        " in an order that chance makes once in a thousand times at the most.",
         "What transfers took longer for their bytes than before, of the time that transfers were under way.",
         "Look at registered (pinned) memory limits and at fragmentation of the cache's pages.",
         ("another model or page size since then",),
