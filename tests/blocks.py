@@ -28,6 +28,7 @@ class Packet:
     payload: int = 0
     va: int = 0
     length: int | None = None  # RETH
+    rkey: int = 7
     imm: int = 0
     syndrome: int = 0
     src_qp: int = 0
@@ -60,6 +61,7 @@ class Script:
         last: int | None = None,
         imm: int | None = None,
         va: int = 0x1000,
+        rkey: int = 7,
         step_ns: int = 100,
     ) -> int:
         """A whole message of ``packets`` packets, one each ``step_ns``; returns the PSN after it."""
@@ -71,7 +73,8 @@ class Script:
             place = ("ONLY" if end else "FIRST") if k == 0 else ("LAST" if end else "MIDDLE")
             self.add(
                 time_ns + k * step_ns, src, dst, qp, f"{kind}_{place}{suffix if end else ''}", psn + k,
-                payload=size_last if end else mtu, va=va, length=length, imm=imm or 0,
+                payload=size_last if end else mtu, va=va, length=length, rkey=rkey,
+                imm=imm or 0,
             )  # fmt: skip
         return psn + packets
 
@@ -121,7 +124,7 @@ def _block(first_frame: int, packets: list[Packet], flow_of: list[int]) -> Block
         at += len(p.data)
         headers = wire.OPCODES[code].headers
         if headers & wire.RETH and p.length is not None:
-            sparse["reth"].append((p.va, i, p.length, 7))
+            sparse["reth"].append((p.va, i, p.length, p.rkey))
         if headers & wire.AETH:
             sparse["aeth"].append((i, 0, p.syndrome))
         if headers & wire.IMM:

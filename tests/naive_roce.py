@@ -69,6 +69,7 @@ def _describe(m: dict, seen: dict, again: list, covered: list) -> dict:
         "seq": psns[0],
         "packets": len(psns),
         "bytes": size,
+        "rkey": first.rkey if told else 0,
         "first_ns": min(seen[n][0] for n in psns),
         "last_ns": max(times),
         "acked_ns": acked,

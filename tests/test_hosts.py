@@ -75,7 +75,6 @@ def test_a_shadow_told_as_another_condition_is_not_there_without_that(tmp_path: 
     result = played(tmp_path, SERVICE)
     if state(result, "egress_backlog") == "not_found":
         assert state(result, "output_bottleneck") == "not_found"
-    assert state(result, "registration_churn") == "not_judged"
 
 
 def test_an_answer_behind_other_data_and_jitter_within_the_clocks_error_are_nobodys_fault(
@@ -98,3 +97,10 @@ def test_a_node_that_is_slow_to_answer_reads(tmp_path: Path, us: int) -> None:
     for finding in (row for row in result.findings if row.condition == "pcie_saturation"):
         assert [result.endpoints[end].address for end in finding.endpoints] == ["10.0.0.2"]
         assert any("memory" in other for other in finding.alternatives)
+
+
+def test_ranks_that_prefill_are_no_replica_of_those_that_decode(tmp_path: Path) -> None:
+    """They are done with the last prompt long before its answer is."""
+    job = {"kind": "prefill_decode", "requests": 4, "tokens": 60, "prefill_us": 1000, "kv_bytes": 1 << 20}
+    result = played(tmp_path, {"seed": 3, "cluster": {"nodes": 4}, "job": job})
+    assert state(result, "early_stop_skew") == "not_found"

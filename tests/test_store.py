@@ -15,7 +15,7 @@ from dpuflow import Vantage, analyze
 from dpuflow.errors import CaptureError, DpuflowError, FormatError
 from dpuflow.ingest import ingest
 from dpuflow.reports.json import json_lines
-from dpuflow.schema.rows import FLOW, MESSAGE, Role, Wire
+from dpuflow.schema.rows import FLOW, MESSAGE, Record, Role, Wire
 from dpuflow.schema.tables import CaptureTables
 from dpuflow.store import columns as store
 
@@ -38,7 +38,7 @@ def saved(tables: CaptureTables, tmp_path: Path) -> Path:
 def test_what_is_saved_is_loaded(tables: CaptureTables, saved: Path) -> None:
     loaded = store.load_tables(str(saved))
     for name in TABLES:
-        assert getattr(loaded, name).tobytes() == getattr(tables, name).tobytes()
+        assert np.array_equal(getattr(loaded, name), getattr(tables, name))
         assert getattr(loaded, name).dtype == getattr(tables, name).dtype
     assert loaded.info == tables.info
     assert len(loaded.messages) > 100
@@ -121,27 +121,34 @@ def test_any_cut_is_told(saved: Path) -> None:
             store.load_tables(str(saved))
 
 
-def test_rows_of_format_4_lack_what_came_later(saved: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Flows had no count of needless repeats: it is 0, and all else as it was."""
+@pytest.mark.parametrize(
+    ("version", "table", "record", "added"),
+    [(4, "flows", FLOW, "spurious"), (5, "messages", MESSAGE, "rkey")],
+)
+def test_rows_of_older_formats_lack_what_came_later(
+    saved: Path, monkeypatch: pytest.MonkeyPatch, version: int, table: str, record: Record, added: str
+) -> None:
+    """Flows had no count of needless repeats, messages no key: it is 0, and all else as it was."""
     tables = store.load_tables(str(saved))
-    older = replace(FLOW, fields=tuple(field for field in FLOW.fields if field.name != "spurious"))
-    flows = older.zeros(len(tables.flows))
-    for name in flows.dtype.names or ():
-        flows[name] = tables.flows[name]
+    now = getattr(tables, table)
+    older = replace(record, fields=tuple(field for field in record.fields if field.name != added))
+    rows = older.zeros(len(now))
+    for name in rows.dtype.names or ():
+        rows[name] = now[name]
     with monkeypatch.context() as then:
-        then.setitem(store._TABLES, "flows", older)
-        then.setattr(store, "VERSION", 4)
-        store.save_tables(replace(tables, flows=flows), str(saved))
-    read = store.load_tables(str(saved)).flows
-    assert read.dtype == FLOW.dtype
-    assert not read["spurious"].any()
-    assert all((read[name] == tables.flows[name]).all() for name in flows.dtype.names or ())
+        then.setitem(store._TABLES, table, older)
+        then.setattr(store, "VERSION", version)
+        store.save_tables(replace(tables, **{table: rows}), str(saved))
+    read = getattr(store.load_tables(str(saved)), table)
+    assert read.dtype == record.dtype
+    assert not read[added].any()
+    assert all((read[name] == now[name]).all() for name in rows.dtype.names or ())
 
 
 def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data[:8] + struct.pack("<I", 6) + data[12:])
-    with pytest.raises(FormatError, match="format 6; this dpuflow reads 1 to 5"):
+    saved.write_bytes(data[:8] + struct.pack("<I", 7) + data[12:])
+    with pytest.raises(FormatError, match="format 7; this dpuflow reads 1 to 6"):
         store.load_tables(str(saved))
     text = data[24 : 24 + struct.unpack_from("<I", data, 12)[0]]
     saved.write_bytes(with_header(data, text.replace(b"dpuflow.records/1", b"dpuflow.records/0")))

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.conditions import TABLE
-from dpuflow.conditions.row import DIRECT, FAMILIES, NONE
+from dpuflow.conditions.row import DIRECT, FAMILIES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,6 +31,7 @@ NEEDED: Final = {
     "pipelines": "a recognised pipeline",
     "all_to_alls": "all_to_all operations",
     "roce": "RoCE traffic",
+    "keys": "memory keys of RDMA WRITEs or READs (the first 16 bytes behind their BTH)",
     "replicas": "two groups that are alike and apart",
 }
 """What ``Condition.needs`` names, in words (``findings.needs`` looks whether it is there)."""
@@ -56,8 +57,8 @@ def _overview() -> Iterator[str]:
     yield from ("| condition | seen | judged |", "| --- | --- | --- |")
     for family in FAMILIES:
         for row in _of(family):
-            seen = "not at all" if row.observability == NONE else f"{row.observability}ly"
-            yield f"| [`{row.name}`](#{row.name}) | {seen} | {_judged(row)} |"
+            judged = f"as `{row.told_as}`" if row.told_as else "yes"
+            yield f"| [`{row.name}`](#{row.name}) | {row.observability}ly | {judged} |"
     yield ""
 
 
@@ -65,10 +66,10 @@ def _family(family: str) -> Iterator[str]:
     yield from (f"## {family}", "")
     for row in _of(family):
         yield from (f"### {row.name}", "", row.shows, "", f"- Seen: {_seen(row)}")
-        yield from _rule(row) if row.judged else ()
+        yield from _rule(row)
         yield f"- What to do: {row.advice}"
         yield from (f"- Look at: {command}." for command in row.commands)
-        if row.judged and row.alternatives:
+        if row.alternatives:
             yield f"- What else it may be: {'; '.join(row.alternatives)}."
         if row.explains:
             others = (f"another {name}" if name == row.name else name for name in row.explains)
@@ -77,7 +78,7 @@ def _family(family: str) -> Iterator[str]:
 
 
 def _rule(row: Condition) -> Iterator[str]:
-    """Of a condition that is judged."""
+    """What it is told as, needs, rests on and costs."""
     if row.told_as:
         yield f"- Told as `{row.told_as}`, which lists this among what else it may be."
     if row.needs:
@@ -88,17 +89,9 @@ def _rule(row: Condition) -> Iterator[str]:
 
 
 def _seen(row: Condition) -> str:
-    if row.observability == NONE:
-        return f"not at all: {row.why}. The result says `not_judged`."
     if row.observability == DIRECT:
         return "directly" + (f"; {row.why}." if row.why else ".")
     return f"indirectly: {row.why}."
-
-
-def _judged(row: Condition) -> str:
-    if not row.judged:
-        return "no"
-    return f"as `{row.told_as}`" if row.told_as else "yes"
 
 
 def _of(family: str) -> list[Condition]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from dpuflow.conditions.row import INDIRECT, NONE, PCIE, Condition
+from dpuflow.conditions.row import INDIRECT, PCIE, Condition
 
 _OF_RANKS = "rank-seconds, of the time of all ranks"
 
@@ -14,7 +14,8 @@ ROWS: Final = (
         PCIE,
         "A prompt is at its front end while the ranks stand still, and the first collective after it comes"
         " later than it used to.",
-        "from one prompt on, every such delay is more than twice the longest one before.",
+        "from one prompt on, every such delay is more than twice the longest one before,"
+        " in an order that chance makes once in a thousand times at the most.",
         f"These delays beyond the usual: {_OF_RANKS}.",
         "Look at copies from host to device: pinned memory, NUMA placement, a bus shared with the NIC.",
         ("a host short of CPU", "a scheduler that waits to fill a batch", "a tokeniser that is slow"),
@@ -40,7 +41,8 @@ ROWS: Final = (
         "launch_latency",
         PCIE,
         "In each step all ranks together pause between operations for longer than they used to.",
-        "from one step on, every step's pauses are more than twice as long as any earlier step's.",
+        "from one step on, every step's pauses are more than twice as long as any earlier step's,"
+        " in an order that chance makes once in a thousand times at the most.",
         f"The pauses beyond the usual: {_OF_RANKS}.",
         "Look at kernel launches: CUDA graphs, host threads, interpreter pauses.",
         (
@@ -100,7 +102,8 @@ ROWS: Final = (
         PCIE,
         "Pages of transfers between the same two endpoints get smaller, so that it takes more writes for the"
         " same bytes.",
-        "from one point on, pages have less than half the bytes of the same pair's earlier pages.",
+        "from one point on, pages have less than half the bytes of the same pair's earlier pages,"
+        " in an order that chance makes once in a thousand times at the most.",
         "What transfers took longer for their bytes than before, of the time that transfers were under way.",
         "Look at registered (pinned) memory limits and at fragmentation of the cache's pages.",
         ("another model or page size since then",),
@@ -124,15 +127,20 @@ ROWS: Final = (
     Condition(
         "registration_churn",
         PCIE,
-        "Pauses before one-sided messages whose memory key is new.",
-        "-",
-        "-",
+        "Memory keys that are new for each operation or transfer, which begins later than those of known"
+        " keys.",
+        "in the later half of a rank's collectives or bulk transfers of a kind most name a key to its memory"
+        " that is new, and these begin later (99.9 % confidence) than those with known keys: of its peers at"
+        " the same time, else its own.",
+        "What these began later, of the captured time: the most that it can be, where computing goes on"
+        " meanwhile.",
         "Register buffers once and keep them: registration caches, fixed pools. The host's own counters of"
         " registered memory tell.",
-        ("buffers that are used once on purpose",),
-        observability=NONE,
-        why="keys are not kept of each message, and what else a host does between two buffers looks the same",
-        judged=False,
+        ("buffers that are used once on purpose", "a rank that is late for another reason", "a busy host"),
+        ("keys",),
+        explains=("straggler", "credit_starvation", "launch_latency", "host_cpu", "node_skew"),
+        observability=INDIRECT,
+        why="what else a host does before it uses a new buffer looks the same",
     ),
     Condition(
         "decode_early_stop",

@@ -7,7 +7,6 @@ from typing import Final
 
 DIRECT: Final = "direct"
 INDIRECT: Final = "indirect"
-NONE: Final = "none"
 RUNBOOK: Final = "docs/runbook.md"
 RDMA: Final = "`rdma statistic show link DEV/1`"
 SWITCH: Final = "the switch's counters"
@@ -19,10 +18,9 @@ class Condition:
 
     ``shows``: what in the packets shows it; ``needs``: without which it is not judged (``needs.NEEDS``);
     ``threshold``: when it is reported, a clause; ``cost``: what its severity follows from; ``explains``:
-    conditions at the same endpoints that it is the cause of; ``observability``: direct, indirect (``why``
-    says what looks the same), or none (``why`` says why). ``told_as``: another condition that looks the same,
-    as which it is told: without that one it is not there either. ``judged`` is False where nothing judges it.
-    ``commands``: what an operator runs to confirm it.
+    conditions at the same endpoints that it is the cause of; ``observability``: direct, or indirect (``why``
+    says what looks the same). ``told_as``: another condition that looks the same, as which it is told:
+    without that one it is not there either. ``commands``: what an operator runs to confirm it.
     """
 
     name: str
@@ -36,7 +34,6 @@ class Condition:
     explains: tuple[str, ...] = ()
     observability: str = DIRECT
     why: str = ""
-    judged: bool = True
     told_as: str = ""
     commands: tuple[str, ...] = ()
 

@@ -9,10 +9,14 @@ from typing import TypeVar
 
 End = TypeVar("End")
 
+_ABOUT_ALL = (
+    "straggler", "hang", "node_skew", "host_cpu", "desync", "early_stop_skew", "registration_churn",
+)  # fmt: skip
+
 
 def about(condition: str, endpoints: Sequence[End]) -> Sequence[End]:
     """Of a finding's endpoints those that it is about: who is late or stopped, where the fault is."""
-    if condition in ("straggler", "hang", "node_skew", "host_cpu", "desync", "early_stop_skew"):
+    if condition in _ABOUT_ALL:
         return endpoints
     return endpoints[-1:] if condition == "congestion" else endpoints[:1]
 

@@ -13,6 +13,7 @@ from dpuflow.findings import about
 from dpuflow.findings.answers import find_drained_batches, find_saturation, find_slow_answers
 from dpuflow.findings.bulk import find_kv_bottlenecks
 from dpuflow.findings.case import Case, NotJudgedError
+from dpuflow.findings.churn import find_churn
 from dpuflow.findings.clients import find_backlogs, find_client_losses, find_skews, find_starved_ranks
 from dpuflow.findings.credit import find_slow_receivers, find_starvation
 from dpuflow.findings.hang import find_hangs
@@ -64,6 +65,7 @@ DETECTORS: Final[tuple[tuple[Detector, tuple[str, ...]], ...]] = (
     (find_late_launches, ("launch_latency",)),
     (find_throttled_nodes, ("p2p_throttling",)),
     (find_slow_reads, ("pcie_saturation",)),
+    (find_churn, ("registration_churn",)),
     (find_backlogs, ("admission_backlog",)),
     (find_starved_ranks, ("ingress_starvation",)),
     (find_skews, ("session_skew",)),
@@ -137,7 +139,8 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
             if _touches(cause, effect):
                 parts = [Part(effect.condition, effect.endpoints, effect.summary), *effect.consists_of]
                 cause.consists_of += parts
-                more = effect.condition == _BEHIND and (effect.cost_share or 0.0) > (cause.cost_share or 0.0)
+                back_up = effect.condition == _BEHIND and cause.condition in _BACK_UP
+                more = back_up and (effect.cost_share or 0.0) > (cause.cost_share or 0.0)
                 if cause.cost_share is None or more:  # what the incident cost
                     cause.cost_ns, cause.cost_share = effect.cost_ns, effect.cost_share
                     cause.severity = max(cause.severity, effect.severity, key=SEVERITIES.index)
@@ -185,8 +188,7 @@ def judged(case: Case, found: set[str], reasons: dict[str, str]) -> list[Judged]
         if name in found:
             rows.append(Judged(name, "found"))
             continue
-        reason = f"cannot be seen: {row.why}" if not row.judged else unmet(case, name)
-        reason = reason or reasons.get(row.told_as or name)
+        reason = unmet(case, name) or reasons.get(row.told_as or name)
         if row.told_as in found:
             reason = f"told as {row.told_as}: {row.why}"
         if reason is not None:

@@ -12,6 +12,7 @@ from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.conditions import TABLE
 from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.evidence import ByEnd
+from dpuflow.findings.keys import keys_of
 from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
 from dpuflow.requests import find_requests
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.figures.spans import Job
+    from dpuflow.findings.keys import Keys
     from dpuflow.findings.repeats import Repeats
     from dpuflow.matching import Instance
     from dpuflow.requests import Requests
@@ -70,6 +72,11 @@ class Case:
     def repeats(self) -> Repeats:
         """What was sent again, and what of that was lost."""
         return find_repeats(self.captures, self.joined)
+
+    @cached_property
+    def keys(self) -> Keys:
+        """What memory keys messages named."""
+        return keys_of(self.captures, self.joined.transfers, self.exchanges)
 
     @cached_property
     def held_by_losses(self) -> NDArray[np.int64]:

@@ -5,6 +5,7 @@ What changes is told against the same thing before, what differs against the oth
 
 from __future__ import annotations
 
+from math import comb
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,19 +27,25 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
 
+RARE = 1000
+"""99.9 % confidence."""
 TIMES = 3
 """So many times as late as the other nodes: as of links (``verdicts.links``)."""
 
 
 def since_larger(values: NDArray[np.generic]) -> int | None:
-    """From which one on all are more than twice any before, three at least on either side; None if never."""
+    """From which one on all are more than twice any before, three at least on either side; None if never.
+
+    Of values in any order the smallest come first as often as there are ways to choose them: once in ``RARE``
+    times at the most.
+    """
     each = values.astype(np.float64)
     if len(each) < TWICE * FEWEST:
         return None
     before = np.maximum.accumulate(each)[FEWEST - 1 : -FEWEST]
     after = np.minimum.accumulate(each[::-1])[::-1][FEWEST : len(each) - FEWEST + 1]
-    rise = np.flatnonzero(after > TWICE * before)
-    return int(rise[0]) + FEWEST if len(rise) else None
+    rise = np.flatnonzero(after > TWICE * before) + FEWEST
+    return next((at for at in rise.tolist() if comb(len(each), at) >= RARE), None)
 
 
 def find_starved_inputs(case: Case) -> Iterator[Finding]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -79,13 +80,19 @@ def _pace(case: Case) -> float:
 
 
 def find_early_stops(case: Case) -> Iterator[Finding]:
-    """One finding for each replica that stops while others like it go on."""
+    """One finding for each replica that stops while others like it go on.
+
+    Replicas do the same: most operations of one are, by kind and size, operations of the other, too. Ranks
+    that prefill are no replica of those that decode.
+    """
     until = captured_until(case.joined)
     spans: dict[int, list[tuple[int, int]]] = {}
+    kinds: dict[int, Counter[tuple[Op, int | None]]] = {}
     for number, group in enumerate(case.inferred.group_of.tolist()):
-        span = span_of(case.inferred, number)
-        if span is not None and case.instances[number].op != Op.SEND_RECV:
+        span, each = span_of(case.inferred, number), case.instances[number]
+        if span is not None and each.op != Op.SEND_RECV:
             spans.setdefault(group, []).append(span)
+            kinds.setdefault(group, Counter())[each.op, each.size] += 1
     ends = {group: max(end for _, end in each) for group, each in spans.items() if len(each) > FEWEST}
     for group, ended in ends.items():
         members = case.inferred.groups[group]
@@ -94,6 +101,8 @@ def find_early_stops(case: Case) -> Iterator[Finding]:
             for other in ends
             if len(case.inferred.groups[other]) == len(members) > 1
             and not set(members) & set(case.inferred.groups[other])
+            and 2 * sum(times for kind, times in kinds[group].items() if kind in kinds[other])
+            > kinds[group].total()
         ]
         if not peers:
             continue

@@ -72,6 +72,10 @@ def _roce(case: Case) -> str | None:
     return "no RoCE traffic was captured"
 
 
+def _keys(case: Case) -> str | None:
+    return None if case.keys.key.any() else "no memory key of a one-sided message was captured"
+
+
 def _replicas(case: Case) -> str | None:
     groups = case.inferred.groups
     sizes = [len(members) for members in groups if len(members) > 1]
@@ -96,5 +100,5 @@ NEEDS: Final[dict[str, Callable[[Case], str | None]]] = {
     "replicas": _replicas,
     "requests": lambda case: case.requests.why_not,
     "front_end": lambda case: case.requests.no_front_end,
-    "keys": lambda case: "keys are not kept of each message",
+    "keys": _keys,
 }

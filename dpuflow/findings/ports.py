@@ -71,22 +71,22 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     the middle one of the others'."""
     if not _at_both(case.joined.columns).any():
         return {}
-    paces: dict[int, float] = {}
+    ends = np.unique(case.joined.flows["dst"]).tolist()  # some may be on another time line
+    paces = {end: pace_ns(case.joined.transfers[rows]) for end in ends if len(rows := case.received[end])}
+    known = sorted(pace for pace in paces.values() if pace > 0)
+    usual = {end: middle_of_others(known, pace) for end, pace in paces.items() if pace > 0}
+    slow = {end for end in usual if paces[end] > TIMES * usual[end]}
     every: dict[bool, dict[int, Held]] = {False: {}, True: {}}
-    for end in np.unique(case.joined.flows["dst"]).tolist():
-        rows = case.received[end]
-        if not len(rows):
-            continue  # on another time line
-        part = case.joined.transfers[rows]
-        paces[end] = pace_ns(part)
+    for end in paces:
+        part = case.joined.transfers[rows := case.received[end]]
         mine = _at_both(part)
         if mine.any():
             for surely, of in every.items():
-                one = _held(case, rows[mine], part[mine], part, surely=surely)
+                # What a slow port carries costs what it takes longer than at the others' pace.
+                pace = usual[end] if end in slow else None
+                one = _held(case, rows[mine], part[mine], part, pace, surely=surely)
                 if one is not None:
                     of[end] = one
-    known = sorted(pace for pace in paces.values() if pace > 0)
-    slow = {end for end, pace in paces.items() if pace > 0 and pace > TIMES * middle_of_others(known, pace)}
     found = {}
     for surely, of in every.items():
         times = sorted(held.ns for held in of.values())
@@ -163,8 +163,9 @@ def joined_up(stretches: Ints) -> Ints:
     return np.stack([begin[fresh], end[np.r_[fresh[1:] - 1, len(end) - 1][: len(fresh)]]])
 
 
-def _held(case: Case, rows: Ints, part: Rows, came: Rows, *, surely: bool) -> Held | None:
-    """By how much a receiver's messages (``rows``, ``part``) were held; ``came`` is all that it received."""
+def _held(case: Case, rows: Ints, part: Rows, came: Rows, pace: float | None, *, surely: bool) -> Held | None:
+    """By how much a receiver's messages (``rows``, ``part``) were held; ``came`` is all that it received, for
+    which its port should take that ``pace`` (None: its own)."""
     took, pair = part["arrived_end_ns"] - part["sent_end_ns"], part["src"].astype(np.int64)
     late, known = held_ns(took, pair, surely=surely)
     errors = np.array([clock.error_ns or 0 for clock in case.joined.clocks], np.int64)
@@ -174,7 +175,7 @@ def _held(case: Case, rows: Ints, part: Rows, came: Rows, *, surely: bool) -> He
         return None
     stretches = np.stack([end - late, end])
     kept = late > 0
-    took = covered_ns(stretches) - carried_ns(came, case.joined.start_ns, stretches)
+    took = covered_ns(stretches) - carried_ns(came, case.joined.start_ns, stretches, pace)
     return Held(rows[kept], late[kept], stretches[:, kept], max(took, 0), Why.FULL)
 
 
@@ -198,14 +199,15 @@ def held_ns(took: Ints, pair: Ints, *, surely: bool) -> tuple[Ints, NDArray[np.b
     return np.where(known & (late > (scatter if surely else 0)), late, 0), known
 
 
-def carried_ns(part: Rows, start_ns: int, held: Ints) -> int:
-    """What all that came to a port since ``start_ns`` while messages were held takes at its own pace: a queue
-    of what is wanted there anyway costs nothing."""
-    long = part["packets"] >= PACKETS
-    if not long.any():
-        return 0
-    took = (part["arrived_end_ns"] - part["arrived_ns"])[long]
-    pace = float(np.percentile(took / np.maximum(part["bytes"][long], 1), 10))
+def carried_ns(part: Rows, start_ns: int, held: Ints, pace: float | None = None) -> int:
+    """What all that came to a port since ``start_ns`` while messages were held takes at a ``pace`` (None: its
+    own): a queue of what is wanted there anyway costs nothing."""
+    if pace is None:
+        long = part["packets"] >= PACKETS
+        if not long.any():
+            return 0
+        took = (part["arrived_end_ns"] - part["arrived_ns"])[long]
+        pace = float(np.percentile(took / np.maximum(part["bytes"][long], 1), 10))
     part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
     covered = covered_between(np.r_[start_ns, part["arrived_end_ns"]], held) > 0
     return round(pace * float(part["bytes"][covered].sum()))

@@ -89,7 +89,8 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
 
     What waits for its credit leaves as soon as that is there; which receiver's senders do so more often than
     the others' tells whose credits are late. NCCL's hosts give credits ahead of their ranks; where a library
-    gives them in the rank's own call (Gloo, MPI), a late one shows a late rank.
+    gives them in the rank's own call (Gloo, MPI; NCCL into registered buffers), a late one shows a late rank:
+    of the waiting only what lies beyond the others' costs.
     """
     steps = sum(account.step_ns for account in case.inferred.accounts)
     share = sum(account.credit for account in case.inferred.accounts) / max(steps, 1)
@@ -115,7 +116,8 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
     error = float(np.sqrt(both * (1 - both) * (1 / mine.sum() + 1 / others.sum())))
     if not share_of[most] - soon[others].mean() > (SURELY + np.sqrt(2 * np.log(len(receivers)))) * error:
         return
-    receiver = int(receivers[most])
+    beyond = float((share_of[most] - soon[others].mean()) * mine.sum() / soon.sum())
+    receiver, share = int(receivers[most]), share * beyond
     if receiver in {each.endpoint for each in case.inferred.receivers}:
         return  # told already, with how long its inputs lay there
     senders = sorted(set(rows["src"][mine & soon].tolist()))
@@ -126,7 +128,7 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
         f"{percent(float(share_of[most]))} of what {listed(names, 4)} sent to"
         f" {name_of(case.result.endpoints[receiver])} left as soon as its credit was there, of the other"
         f" receivers'"
-        f" {percent(float(soon[others].mean()))}: its credits come late. Steps wait for credits"
+        f" {percent(float(soon[others].mean()))}: its credits come late. Steps wait for that"
         f" {percent(share)} of"
         " their time.",
         message_evidence(case.captures, case.joined, rows["grant"][mine & soon][:FEWEST].tolist()),

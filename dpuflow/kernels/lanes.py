@@ -13,9 +13,8 @@ from dpuflow.kernels._jit import inlined, inner
 from dpuflow.wire.headers import FIRST, LAST
 
 NEVER = np.int64(-(1 << 63))
-HOLES = 7  # open holes remembered per lane; an older one can no longer be filled, only acknowledged
-FIRST_APART = HOLES  # the first packets may be as far out of order as holes are remembered
-OLDER = HOLES  # place of the older ones among the holes: PSNs, and where the last ends
+HOLES = 7  # open holes remembered per lane at first; of older ones only how many PSNs they have
+FIRST_APART = HOLES  # how far the first packets may be out of order
 PSNS = np.int64(1 << 24)
 HALF = np.int64(1 << 23)
 
@@ -63,14 +62,15 @@ LANE = np.dtype(
             "asked",
             "i8",
         ),  # from this PSN on the receiver asked for all again, and has not acknowledged it; 0 none
-        ("spare", "i4", 6),
+        ("rkey", "u4"),  # of the open message
+        ("spare", "i4", 5),
     ],
     align=True,
 )
 LINK = np.dtype([("next", "i4"), ("prev", "i4"), ("status", "u1"), ("lane", "u1")], align=True)
 """Beside each MESSAGE row: its neighbours in PSN order in its lane."""
 
-ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS, SENDS, START = range(8)  # places in `counts`
+ROWS, DISORDERED, LOGGED, RIPE, MADS, WORDS, SENDS, START, FULL, N_COUNTS = range(10)  # places in `counts`
 
 
 @inlined
@@ -142,6 +142,7 @@ def blank(rows, row, flow, seq, seq_end, time_ns, frame, wire):  # type: ignore[
     rows[row].context = 0
     rows[row].tag = 0
     rows[row].sub = 0
+    rows[row].rkey = 0
     rows[row].first_frame = frame
     rows[row].last_frame = frame
     rows[row].wire = wire
@@ -160,6 +161,7 @@ def open_message(lanes, lane, psn, time_ns, frame, wire, status, flags):  # type
     lanes[lane].packets = 0
     lanes[lane].bytes = 0
     lanes[lane].va = 0
+    lanes[lane].rkey = 0
     lanes[lane].retransmitted = 0
     lanes[lane].ecn = 0
     lanes[lane].expected = 0
@@ -181,6 +183,7 @@ def close_message(lanes, lane, flow, seq_end, rows, links, flows, counts):  # ty
     rows[row].last_frame = lanes[lane].last_frame
     rows[row].bytes = lanes[lane].bytes
     rows[row].va = lanes[lane].va
+    rows[row].rkey = lanes[lane].rkey
     rows[row].packets = lanes[lane].packets
     rows[row].retransmitted = lanes[lane].retransmitted
     rows[row].ecn_marked = lanes[lane].ecn
@@ -217,9 +220,18 @@ def give_up(lanes, lane, flow, before, rows, links, flows, counts):  # type: ign
     close_message(lanes, lane, flow, end, rows, links, flows, counts)
 
 
+@inlined
+def older_at(holes):  # type: ignore[no-untyped-def]
+    """Place of the older ones among the holes: PSNs, and where the last ends."""
+    return np.int64(holes.shape[1]) - 1
+
+
 @inner
-def add_hole(lanes, lane, holes, low, high, flows, flow):  # type: ignore[no-untyped-def]
-    """Remember that PSNs ``low`` to ``high`` were skipped; those acknowledged already are missing."""
+def add_hole(lanes, lane, holes, low, high, flows, flow, counts):  # type: ignore[no-untyped-def]
+    """Remember that PSNs ``low`` to ``high`` were skipped; those acknowledged already are missing.
+
+    Where there is room for none more, ``counts[FULL]`` asks for it, unless that was refused (below 0).
+    """
     acked = lanes[lane].acked
     if low < acked:
         cut = min(acked, high)
@@ -228,17 +240,20 @@ def add_hole(lanes, lane, holes, low, high, flows, flow):  # type: ignore[no-unt
     if low >= high:
         return
     n = np.int64(lanes[lane].holes)
-    if n == HOLES:
+    older = older_at(holes)
+    if n == older:
         lanes[lane].older = 1
-        holes[lane, OLDER, 0] += holes[lane, 0, 1] - holes[lane, 0, 0]
-        holes[lane, OLDER, 1] = max(holes[lane, OLDER, 1], holes[lane, 0, 1])
-        for k in range(HOLES - 1):
+        holes[lane, older, 0] += holes[lane, 0, 1] - holes[lane, 0, 0]
+        holes[lane, older, 1] = max(holes[lane, older, 1], holes[lane, 0, 1])
+        for k in range(older - 1):
             holes[lane, k, 0] = holes[lane, k + 1, 0]
             holes[lane, k, 1] = holes[lane, k + 1, 1]
         n -= 1
     holes[lane, n, 0] = low
     holes[lane, n, 1] = high
     lanes[lane].holes = n + 1
+    if n + 1 == older and counts[FULL] == 0:
+        counts[FULL] = 1
 
 
 @inner
@@ -252,7 +267,7 @@ def drop_hole(lanes, lane, holes, k):  # type: ignore[no-untyped-def]
 
 
 @inner
-def fill_hole(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-untyped-def]
+def fill_hole(lanes, lane, holes, psn, flows, flow, counts):  # type: ignore[no-untyped-def]
     """Whether ``psn`` had been skipped; then it no longer counts as skipped."""
     for k in range(np.int64(lanes[lane].holes)):
         low, high = holes[lane, k, 0], holes[lane, k, 1]
@@ -266,13 +281,30 @@ def fill_hole(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-untyped-
             holes[lane, k, 1] = psn
         else:
             holes[lane, k, 1] = psn
-            add_hole(lanes, lane, holes, psn + 1, high, flows, flow)
+            add_hole(lanes, lane, holes, psn + 1, high, flows, flow, counts)
         return True
-    return False
+    return fill_older(lanes, lane, holes, psn)
+
+
+@inlined
+def fill_older(lanes, lane, holes, psn):  # type: ignore[no-untyped-def]
+    """Whether ``psn`` lies among the older holes and is no repetition: where packets take many paths.
+
+    Nobody asked for it again, and as ACKs are seen (and NAKs would be), so many PSNs have not come yet.
+    """
+    older = older_at(holes)
+    if not lanes[lane].older or psn >= holes[lane, older, 1] or psn < lanes[lane].acked:
+        return False
+    if lanes[lane].acked < 0 or lanes[lane].asked > 0:
+        return False
+    holes[lane, older, 0] -= 1
+    if holes[lane, older, 0] == 0:
+        lanes[lane].older = 0
+    return True
 
 
 @inner
-def begins_earlier(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-untyped-def]
+def begins_earlier(lanes, lane, holes, psn, flows, flow, counts):  # type: ignore[no-untyped-def]
     """Whether ``psn`` lies before the first one seen, not yet acknowledged: the first packets were swapped.
 
     What lies between is a hole then.
@@ -280,7 +312,7 @@ def begins_earlier(lanes, lane, holes, psn, flows, flow):  # type: ignore[no-unt
     first = lanes[lane].start
     if psn >= first or first - psn > FIRST_APART or lanes[lane].acked > psn:
         return False
-    add_hole(lanes, lane, holes, psn + 1, first, flows, flow)
+    add_hole(lanes, lane, holes, psn + 1, first, flows, flow, counts)
     lanes[lane].start = psn
     return True
 
@@ -307,9 +339,10 @@ def acknowledge(lanes, lane, holes, rows, links, flows, flow, end, time_ns):  # 
                     flows[flow].rtt_min_ns = rtt
         row = np.int64(links[row].next)
     lanes[lane].head = row
-    if lanes[lane].older and end >= holes[lane, OLDER, 1]:
-        flows[flow].missing += holes[lane, OLDER, 0]
-        holes[lane, OLDER, 0] = 0
+    older = older_at(holes)
+    if lanes[lane].older and end >= holes[lane, older, 1]:
+        flows[flow].missing += holes[lane, older, 0]
+        holes[lane, older, 0] = 0
         lanes[lane].older = 0
     k = np.int64(0)
     while k < lanes[lane].holes:

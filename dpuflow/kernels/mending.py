@@ -80,6 +80,9 @@ def part_open(lanes, lane, holes, flow, low, high, late, rows, links, flows, cou
 def part_row(lanes, lane, holes, flow, row, low, high, late, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """End a written message at PSN ``low``; what it had from ``high`` on becomes another."""
     end = np.int64(rows[row].seq_end)
+    if high >= end:  # nothing is left behind it
+        rows[row].seq_end = low
+        return
     new = counts[ROWS]
     counts[ROWS] = new + 1
     rows[new] = rows[row]
@@ -92,7 +95,7 @@ def part_row(lanes, lane, holes, flow, row, low, high, late, rows, links, flows,
     rows[new].bytes = total - size
     rows[new].first_ns = rows[row].last_ns
     rows[new].first_frame = rows[row].last_frame
-    rows[new].sub = 0
+    rows[new].sub = rows[new].rkey = 0
     rows[new].retransmitted = 0
     rows[new].ecn_marked = 0
     rows[new].flags = rows[new].flags | REORDERED | GAP
@@ -119,16 +122,17 @@ def unended(wire):  # type: ignore[no-untyped-def]
 
 
 @inner
-def size_open(lanes, lane, holes, flow, length, va, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+def size_open(lanes, lane, holes, flow, length, va, rkey, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """The open message's FIRST, now counted, tells its length: what came behind its end is another."""
     expected = (length + mtu - 1) // mtu
     end = np.int64(lanes[lane].seq) + expected
     if lanes[lane].top > end:
         row = part_open(lanes, lane, holes, flow, end, end, 0, rows, links, flows, counts)
-        told(rows, links, row, length, va, sample)
+        told(rows, links, row, length, va, rkey, sample)
         return
     lanes[lane].bytes = length
     lanes[lane].va = va
+    lanes[lane].rkey = rkey
     lanes[lane].sample = sample
     lanes[lane].status |= SIZED
     lanes[lane].expected = expected
@@ -148,7 +152,7 @@ def lengthen(lanes, lane, rows, row, end):  # type: ignore[no-untyped-def]
 
 
 @inner
-def size_row(lanes, lane, holes, flow, row, length, va, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
+def size_row(lanes, lane, holes, flow, row, length, va, rkey, sample, mtu, rows, links, flows, counts):  # type: ignore[no-untyped-def]
     """The same of a message that is written already."""
     end = np.int64(rows[row].seq) + (length + mtu - 1) // mtu
     if end < np.int64(rows[row].seq_end):
@@ -159,20 +163,21 @@ def size_row(lanes, lane, holes, flow, row, length, va, sample, mtu, rows, links
         if after < 0 and lanes[lane].open:
             begin = lanes[lane].seq
         lengthen(lanes, lane, rows, row, min(end, begin))
-    told(rows, links, row, length, va, sample)
+    told(rows, links, row, length, va, rkey, sample)
 
 
 @inlined
-def told(rows, links, row, length, va, sample):  # type: ignore[no-untyped-def]
+def told(rows, links, row, length, va, rkey, sample):  # type: ignore[no-untyped-def]
     """What a message's RETH says of it."""
     rows[row].bytes = length
     rows[row].va = va
+    rows[row].rkey = rkey
     rows[row].sub = sample
     links[row].status |= SIZED
 
 
 @inner
-def goes_on(lanes, lane, holes, row, rows, psn):  # type: ignore[no-untyped-def]
+def goes_on(lanes, lane, holes, row, rows, links, psn):  # type: ignore[no-untyped-def]
     """Whether a READ's answer that begins anew goes on one that was cut: the packet before was seen, no end.
 
     A requester that lost a packet asks for the rest of its READ from there on (9.7.5.2).
@@ -181,7 +186,10 @@ def goes_on(lanes, lane, holes, row, rows, psn):  # type: ignore[no-untyped-def]
         return False
     if lanes[lane].open and psn > lanes[lane].seq:
         return True
-    return row >= 0 and np.int64(rows[row].seq) < psn and psn < np.int64(rows[row].seq_end)
+    if row < 0 or np.int64(rows[row].seq) >= psn:
+        return False
+    end = np.int64(rows[row].seq_end)
+    return psn < end or (psn == end and links[row].status & HAS_LAST == 0)
 
 
 @inlined
@@ -208,6 +216,7 @@ def mend(  # type: ignore[no-untyped-def]
     payload,
     length,
     va,
+    rkey,
     sample,
     imm,
     ce,
@@ -226,7 +235,7 @@ def mend(  # type: ignore[no-untyped-def]
     """
     if lane & 1 and place & FIRST:
         row = find(lanes, lane, rows, links, psn)
-        if goes_on(lanes, lane, holes, row, rows, psn):
+        if goes_on(lanes, lane, holes, row, rows, links, psn):
             place &= LAST
     begins, ends = place & FIRST != 0, place & LAST != 0
     sized = begins and not ends and length > 0 and payload > 0  # it tells where its message ends
@@ -251,7 +260,7 @@ def mend(  # type: ignore[no-untyped-def]
             lanes[lane].flags &= ~STARTS_BEFORE
             lanes[lane].wire = wire
         if sized and psn == lanes[lane].seq:
-            size_open(lanes, lane, holes, flow, length, va, sample, payload, rows, links, flows, counts)
+            size_open(lanes, lane, holes, flow, length, va, rkey, sample, payload, rows, links, flows, counts)
         return np.int64(-1)
 
     row = find(lanes, lane, rows, links, psn)
@@ -260,6 +269,7 @@ def mend(  # type: ignore[no-untyped-def]
         if psn == np.int64(rows[row].seq):
             if ends and more and links[row].status & HAS_FIRST == 0:
                 rows[row].seq = psn + 1
+                lanes[lane].high = max(lanes[lane].high, psn + 1)
                 row = np.int64(links[row].prev)
         elif begins:
             late, behind = (0, psn + 1) if ends else (1, psn)
@@ -269,8 +279,12 @@ def mend(  # type: ignore[no-untyped-def]
             part_row(lanes, lane, holes, flow, row, psn + 1, psn + 1, 0, rows, links, flows, counts)
     if row >= 0 and psn < np.int64(rows[row].seq_end):
         add_packet(rows, links, row, place, wire, payload, imm, ce, time_ns, frame, counts)
+        if begins and ends and length >= 0 and np.int64(rows[row].seq_end) - np.int64(rows[row].seq) == 1:
+            told(rows, links, row, length, va, rkey, sample)
         if sized and np.int64(rows[row].seq) == psn and links[row].status & SIZED == 0:
-            size_row(lanes, lane, holes, flow, row, length, va, sample, payload, rows, links, flows, counts)
+            size_row(
+                lanes, lane, holes, flow, row, length, va, rkey, sample, payload, rows, links, flows, counts
+            )
         return np.int64(-1)
 
     after = np.int64(links[row].next) if row >= 0 else np.int64(-1)
@@ -296,7 +310,20 @@ def mend(  # type: ignore[no-untyped-def]
             add_packet(rows, links, after, place, wire, payload, imm, ce, time_ns, frame, counts)
             if sized:
                 size_row(
-                    lanes, lane, holes, flow, after, length, va, sample, payload, rows, links, flows, counts
+                    lanes,
+                    lane,
+                    holes,
+                    flow,
+                    after,
+                    length,
+                    va,
+                    rkey,
+                    sample,
+                    payload,
+                    rows,
+                    links,
+                    flows,
+                    counts,
                 )
             return np.int64(-1)
         lanes[lane].seq = psn
@@ -305,13 +332,14 @@ def mend(  # type: ignore[no-untyped-def]
             lanes[lane].status |= HAS_FIRST
             lanes[lane].flags &= ~STARTS_BEFORE
         if sized:
-            size_open(lanes, lane, holes, flow, length, va, sample, payload, rows, links, flows, counts)
+            size_open(lanes, lane, holes, flow, length, va, rkey, sample, payload, rows, links, flows, counts)
         return np.int64(-1)
     new = counts[ROWS]
     counts[ROWS] = new + 1
     blank(rows, new, flow, psn, min(end, begin), time_ns, frame, wire)
     rows[new].bytes = length if length >= 0 else payload
     rows[new].va = va
+    rows[new].rkey = rkey
     rows[new].sub = sample
     rows[new].tag = max(imm, 0)
     rows[new].ecn_marked = ce

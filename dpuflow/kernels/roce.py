@@ -25,6 +25,7 @@ from dpuflow.kernels.acks import LOG, PEER, ask_again, on_ack
 from dpuflow.kernels.datagrams import datagram
 from dpuflow.kernels.grants import CTS_MAX, CTS_UNIT, SAMPLED, keep_words, sample_of
 from dpuflow.kernels.lanes import (
+    FULL,
     GAP,
     GRANT,
     HAS_FIRST,
@@ -229,10 +230,11 @@ def scan(  # type: ignore[no-untyped-def]
 ):
     """Take in packets ``counts[START]`` to ``n`` of a block; returns where it stopped.
 
-    It stops early after an ACK that makes ``counts[RIPE]`` (flow + 1) worth pairing, and after a datagram
-    to QP 1, whose packet and message row are then in ``mads``. ``counts`` says how far each output is
-    filled; ``lane_bytes`` are the memory of ``lanes``. The caller provides room: two rows of ``rows``
-    and ``links`` and one of ``log`` and ``words`` per packet, and lanes for each flow.
+    It stops early after an ACK that makes ``counts[RIPE]`` (flow + 1) worth pairing, after a datagram
+    to QP 1, whose packet and message row are then in ``mads``, and where ``counts[FULL]`` asks for room
+    for more holes. ``counts`` says how far each output is filled; ``lane_bytes`` are the memory of
+    ``lanes``. The caller provides room: two rows of ``rows`` and ``links`` and one of ``log`` and ``words``
+    per packet, and lanes for each flow.
     """
     start = counts[START]
     i_reth, i_aeth, i_imm = first_of(reth, start), first_of(aeth, start), first_of(imms, start)
@@ -273,6 +275,8 @@ def scan(  # type: ignore[no-untyped-def]
                     flows[np.uint64(flow_of[k])].ecn_marked += 1
                 continue
 
+        if counts[FULL] > 0:
+            return i
         flow = np.int64(flow_of[k])
         operation = code & 15
         place = (code >> PLACE_SHIFT) & 7
@@ -346,20 +350,20 @@ def scan(  # type: ignore[no-untyped-def]
             continue
 
         length = np.int64(-1)
-        va = np.uint64(0)
+        va, rkey = np.uint64(0), np.uint32(0)
         starts_write = place & FIRST != 0 and (operation in (OP_WRITE, OP_ATOMIC_WRITE))
         if starts_write or operation == OP_READ_REQUEST:
             while i_reth < len(reth) and reth[i_reth].packet < i:
                 i_reth += 1
             if i_reth < len(reth) and reth[i_reth].packet == i:
                 length = np.int64(reth[i_reth].dma_len)
-                va = reth[i_reth].va
+                va, rkey = reth[i_reth].va, reth[i_reth].rkey
         elif operation == OP_ATOMIC:
             length = np.int64(8)
             while i_atomic < len(atomic) and atomic[i_atomic].packet < i:
                 i_atomic += 1
             if i_atomic < len(atomic) and atomic[i_atomic].packet == i:
-                va = atomic[i_atomic].va
+                va, rkey = atomic[i_atomic].va, atomic[i_atomic].rkey
         wire = wire_of(operation, code & HAS_IMM != 0)
 
         lane = 2 * flow
@@ -380,15 +384,15 @@ def scan(  # type: ignore[no-untyped-def]
         psn = top + ahead
         began = lanes[lane].top < 0
         if ahead < 0:
-            late = psn >= lanes[lane].start and fill_hole(lanes, lane, holes, psn, flows, flow)
-            if late or begins_earlier(lanes, lane, holes, psn, flows, flow):
+            late = psn >= lanes[lane].start and fill_hole(lanes, lane, holes, psn, flows, flow, counts)
+            if late or begins_earlier(lanes, lane, holes, psn, flows, flow, counts):
                 flows[flow].out_of_order += 1
                 sample = np.uint32(0)
                 if operation == OP_WRITE and place & FIRST and data_len[k] >= SAMPLED:
                     sample = sample_of(data, np.int64(data_at[k]))
                 row = mend(
-                    lanes, lane, holes, flow, psn, place, wire, payload, length, np.int64(va), sample, imm,
-                    ce, time_ns, frame, rows, links, flows, counts,
+                    lanes, lane, holes, flow, psn, place, wire, payload, length, np.int64(va), rkey, sample,
+                    imm, ce, time_ns, frame, rows, links, flows, counts,
                 )  # fmt: skip
                 if row >= 0 and operation == OP_READ_REQUEST:
                     late_request(lanes, lane, holes, rows, row, read_span(lanes, peers, flow, length), length)
@@ -402,7 +406,7 @@ def scan(  # type: ignore[no-untyped-def]
         if ahead > 0:
             low = top
             if lane & 1:
-                if place & FIRST:
+                if place & FIRST and lanes[lane].open == 0:
                     low = psn  # other operations took the PSNs between two answers
             else:
                 if lanes[lane].soft > 0:
@@ -411,7 +415,7 @@ def scan(  # type: ignore[no-untyped-def]
                     read = tail >= 0 and rows[tail].wire == WIRE_READ
                     if read and np.int64(rows[tail].seq_end) == top:
                         rows[tail].seq_end = low
-            add_hole(lanes, lane, holes, low, psn, flows, flow)
+            add_hole(lanes, lane, holes, low, psn, flows, flow, counts)
         lanes[lane].soft = 0
 
         if place & FIRST:
@@ -432,6 +436,7 @@ def scan(  # type: ignore[no-untyped-def]
                 if length >= 0:
                     lanes[lane].bytes = length
                     lanes[lane].va = np.int64(va)
+                    lanes[lane].rkey = rkey
                     lanes[lane].status = HAS_FIRST | SIZED
                 if place & LAST == 0 and payload > 0:
                     lanes[lane].mtu = payload

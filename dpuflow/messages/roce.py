@@ -19,7 +19,7 @@ schema:
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -35,12 +35,16 @@ from dpuflow.schema.rows import FLOW, MESSAGE, NEVER, NONE32, Kind, MessageFlag,
 from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from dpuflow.schema.tables import Block, Rows
 
 _SCANNED = ("frame", "time_ns", "flow", "payload", "data_at", "dest_qp", "psn", "data_len", "opcode", "flags",
             "tos", "kind")  # fmt: skip
+MOST_HOLES: Final = 16 << 20
+"""Bytes for open holes, of all lanes: packets that take many paths leave dozens of them at a time."""
 _PLACE_SHIFT, _HAS_IMM, _DATAGRAM = 4, 1 << 8, 1 << 9
 
 
@@ -74,7 +78,7 @@ class RoceMessages:
         self._links = Growing(lanes.LINK)
         self._words = Growing(np.dtype(np.uint32), grants.N_WORDS)
         self._mad = np.zeros(2, np.int64)
-        self._counts = np.zeros(8, np.int64)
+        self._counts = np.zeros(lanes.N_COUNTS, np.int64)
         self._pairs = Pairs()
         self._heads = SendHeads()
         self._cut = CutEntries()
@@ -98,9 +102,45 @@ class RoceMessages:
         self._links.reach(int(counts[k.ROWS]), 2 * n)
         self._log.reach(int(counts[k.LOGGED]), n)
         self._words.reach(int(counts[k.WORDS]), n)
-        scan = bound(
+        self._scan_all(block, flows)
+        if counts[k.SENDS]:
+            counts[k.SENDS] = 0
+            self._heads.feed(block)
+        self._cut.feed(block)
+
+    def _scan_all(self, block: Block, flows: Rows) -> None:
+        """Take in the packets of a block, for which there is room."""
+        k, counts, n = self._at, self._counts, block.rows
+        counts[k.START] = 0
+        scan = self._bound(block, flows)
+        while counts[k.START] < n:
+            counts[k.START] = scan()
+            if counts[k.RIPE]:
+                self._pair(flows, int(counts[k.RIPE]) - 1)
+                counts[k.RIPE] = 0
+            if counts[k.MADS]:
+                counts[k.MADS] = 0
+                self._read_mad(block, flows, *self._mad.tolist())
+            if counts[k.FULL] > 0:
+                counts[k.FULL] = 0 if self._more_holes() else -1
+                scan = self._bound(block, flows)
+
+    def _more_holes(self) -> bool:
+        """Make room for four times as many open holes, where that takes no more than ``MOST_HOLES``."""
+        older = self._holes.shape[1] - 1
+        if 4 * self._holes.nbytes > MOST_HOLES:
+            return False
+        more = np.zeros((len(self._holes), 4 * (older + 1), 2), np.int64)
+        more[:, :older], more[:, -1] = self._holes[:, :older], self._holes[:, -1]
+        self._holes = more
+        return True
+
+    def _bound(self, block: Block, flows: Rows) -> Callable[[], int]:
+        """``kernels.roce.scan`` of a block."""
+        columns = block.columns
+        return bound(
             self._scan,
-            n,
+            block.rows,
             *(columns[name] for name in _SCANNED),
             block.data,
             block.reth,
@@ -122,22 +162,8 @@ class RoceMessages:
             self._links.rows,
             self._words.rows,
             self._mad,
-            counts,
+            self._counts,
         )
-        counts[k.START] = 0
-        while counts[k.START] < n:
-            counts[k.START] = scan()
-            if counts[k.RIPE]:
-                self._pair(flows, int(counts[k.RIPE]) - 1)
-                counts[k.RIPE] = 0
-            if counts[k.MADS]:
-                counts[k.MADS] = 0
-                self._read_mad(block, flows, *self._mad.tolist())
-        del scan  # it holds the rows, which may move to grow
-        if counts[k.SENDS]:
-            counts[k.SENDS] = 0
-            self._heads.feed(block)
-        self._cut.feed(block)
 
     def name_pairs(self, named: list[tuple[int, int, int, int]], flows: Rows) -> None:
         """Queue pairs that a handshake elsewhere told: rows of two endpoints, and the number at each."""
@@ -367,8 +393,8 @@ class RoceMessages:
         self._links.reach(n, len(at))
         cut, rows = lanes[at], self._messages.rows[n : n + len(at)]
         rows[:] = np.zeros(1, rows.dtype)
-        for name in ("first_ns", "last_ns", "seq", "bytes", "va", "packets", "retransmitted", "first_frame",
-                     "last_frame", "wire", "flags"):  # fmt: skip
+        for name in ("first_ns", "last_ns", "seq", "bytes", "va", "rkey", "packets", "retransmitted",
+                     "first_frame", "last_frame", "wire", "flags"):  # fmt: skip
             rows[name] = cut[name]
         rows["ecn_marked"] = cut["ecn"]
         rows["acked_ns"] = NEVER
@@ -410,7 +436,8 @@ def _join_reads(rows: Rows, answers: NDArray[np.bool_], flows: Rows) -> None:
     found = answer & (latest >= 0) & (key[latest] == key)
     ours, theirs = at[found], at[latest[found]]
     rows["bytes"][ours] = rows["announces"][theirs]
-    rows["va"][ours] = rows["va"][theirs]
+    for name in ("va", "rkey"):
+        rows[name][ours] = rows[name][theirs]
     whole = rows["flags"][ours] & (MessageFlag.GAP | MessageFlag.ENDS_AFTER) == 0
     spans = rows["seq_end"][ours] - rows["seq"][ours]
     rows["seq_end"][theirs[whole]] = rows["seq"][theirs[whole]] + spans[whole]

@@ -396,6 +396,7 @@ MESSAGE = make_record(
         "",
         "position within the tag: Gloo delta, ob1 number, CTS index; RoCE, NCCL: first bytes; MPI on it: seq",
     ),
+    ("rkey", "u4", "", "RoCE: remote key of the RETH; 0: not seen, or none"),
     ("first_frame", "u4", "row", "frame number of its first packet, from 0"),
     ("last_frame", "u4", "row", "frame number of the packet that completed it"),
     ("wire", "u1", "", "Wire"),

@@ -34,14 +34,14 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Rows
 
 MAGIC: Final = b"DPUFLOW\0"
-VERSION: Final = 5
+VERSION: Final = 6
 OLDEST: Final = 1
 """Clear-to-send entries of this format have the address that they were written to, not what they announce."""
 _LATER: Final = ("setups", "members")
 """Tables that files before format ``_LATER_FROM`` do not have."""
 _LATER_FROM: Final = 3
-_ADDED: Final = {"flow": ("spurious",)}
-"""Fields that rows before format 5 do not have: 0 there."""
+_ADDED: Final = {"flow": ("spurious",), "message": ("rkey",)}
+"""Fields that rows before formats 5 and 6 do not have: 0 there."""
 _CHECKED: Final = 4
 """The first format with checksums."""
 MOST_HEADER: Final = 1 << 24

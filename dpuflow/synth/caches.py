@@ -44,8 +44,14 @@ class Manner(NamedTuple):
 class Transfer:
     """One cache on its way from ``src`` to ``dst``. Times are ns, None before they are known."""
 
-    def __init__(self, endpoint: Endpoint, size: int, iteration: int) -> None:
+    def __init__(
+        self, endpoint: Endpoint, size: int, iteration: int, register_ns: float | None = None
+    ) -> None:
+        """``register_ns``: what registering memory for it alone takes; None: it is registered."""
         self.endpoint, self.size, self.iteration = endpoint, size, iteration
+        self._register_ns = register_ns
+        self.memory = endpoint.memory  # address and key
+        self._ready_ns = 0.0
         self.offered_ns: float | None = None
         self.start_ns: float | None = None
         self.end_ns: float | None = None
@@ -83,7 +89,10 @@ class Transfer:
 
     def _begin(self, size: int, delay_ns: float) -> None:
         engine = self.endpoint.engine
-        engine.at(engine.now + delay_ns, self.endpoint.carry, self, size)
+        when = engine.now + delay_ns
+        if self._register_ns is not None and not self._ready_ns:
+            self.memory, self._ready_ns = self.endpoint.register(), when + self._register_ns
+        engine.at(max(when, self._ready_ns), self.endpoint.carry, self, size)
 
 
 class Endpoint:
@@ -105,14 +114,18 @@ class Endpoint:
             else fabric.connect(flow.dst, flow.src, self._ignore, self._ignore)
             for flow in self.flows
         ]
-        self._region = responder.memory.take(1 << 32, 4096)
-        self._rkey = responder.memory.key()
+        self._responder = responder
+        self.memory = self.register()
         self._random = random
         self._pages: deque[tuple[Transfer, int]] = deque()  # not yet posted
         # Of each queue pair what is not yet done, in order: bytes of a page, 0 for a notice.
         self._posted: list[deque[tuple[Transfer, int]]] = [deque() for _ in self.flows]
         self._coming: list[deque[Transfer | None]] = [deque() for _ in self.flows]  # None: a page
         self._turn = self._under_way = 0
+
+    def register(self) -> tuple[int, int]:
+        """New memory of the responder's: address and key."""
+        return self._responder.memory.take(1 << 32, 4096), self._responder.memory.key()
 
     def carry(self, transfer: Transfer, size: int) -> None:
         """Post all pages of ``size`` bytes more."""
@@ -134,12 +147,13 @@ class Endpoint:
         self._turn += 1
         self._posted[turn].append((transfer, size))
         page = self.manner.page
-        va = self._region + self._random.randrange((1 << 32) // page) * page
+        region, rkey = transfer.memory
+        va = region + self._random.randrange((1 << 32) // page) * page
         if self.manner.read:
-            self._fabric.read(self.flows[turn], size, va, self._rkey)
+            self._fabric.read(self.flows[turn], size, va, rkey)
         else:
             self._coming[turn].append(None)
-            self._fabric.post(self.flows[turn], WorkRequest(WRITE, size, va, self._rkey))
+            self._fabric.post(self.flows[turn], WorkRequest(WRITE, size, va, rkey))
 
     def _done(self, flow: Flow) -> None:
         """What was posted first on a queue pair is done."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from ipaddress import IPv4Address
 from typing import TYPE_CHECKING, NamedTuple
 
 from dpuflow.synth.flows import Flow, Port
 from dpuflow.synth.losses import Losses
-from dpuflow.synth.scenario import Flap, Loss, SlowLink
+from dpuflow.synth.scenario import Flap, Loss, Reorder, SlowLink
 from dpuflow.synth.seeds import stream
 
 if TYPE_CHECKING:
@@ -90,6 +91,34 @@ class Network:
     def latency_ns(self, src: Port, dst: Port) -> float:
         """One way between two ports."""
         return self._near_ns if self.near(src, dst) else self._far_ns
+
+    def delays(self) -> Callable[[Flow], float] | None:
+        """What a packet takes longer than the latency: its path, and what holds it up; None: nothing ever."""
+        cluster = self.scenario.cluster
+        held = [fault for fault in self.scenario.faults if isinstance(fault, Reorder)]
+        paths = cluster.spray if cluster.spray_us else 1
+        if paths == 1 and not held:
+            return None
+        random = stream(self.scenario.seed, "paths")
+        ways: dict[tuple[int, int], list[float]] = {}
+        turns: Counter[int] = Counter()
+
+        def longer(flow: Flow) -> float:
+            took = sum(random.random() * fault.us * 1e3 for fault in held if random.random() < fault.share)
+            if paths == 1 or flow.stream:  # TCP keeps to the path that its ports' hash chose
+                return took
+            way = (flow.src.number, flow.dst.number)
+            if way not in ways:
+                ways[way] = [random.random() * cluster.spray_us * 1e3 for _ in range(paths)]
+            turns[flow.number] += 1
+            return took + ways[way][turns[flow.number] % paths]
+
+        return longer
+
+    def patience_ns(self) -> float:
+        """By when a packet that others overtook is there: twice as long as ways differ."""
+        held = sum(fault.us for fault in self.scenario.faults if isinstance(fault, Reorder))
+        return 2e3 * (self.scenario.cluster.spray_us + held)
 
     def losses(self, src: Port, dst: Port) -> Losses | None:
         """What is lost between the two nodes; None for nothing."""

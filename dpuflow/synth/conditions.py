@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from dpuflow.synth.scenario import (
+    Churn,
     CrossTraffic,
     Desync,
     Flap,
@@ -62,6 +63,8 @@ def _of_fault(scenario: Scenario, fault: Fault) -> dict[str, Any]:
         return {"condition": "p2p_throttling", "ranks": of_node(fault.node)}
     if isinstance(fault, SlowPcie):
         return {"condition": "pcie_saturation", "ranks": of_node(fault.node)}
+    if isinstance(fault, Churn):
+        return {"condition": "registration_churn", "ranks": [fault.rank]}
     if isinstance(fault, SlowReceiver):
         return {"condition": "credit_starvation", "ranks": [fault.rank]}
     if isinstance(fault, Loss):

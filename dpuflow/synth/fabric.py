@@ -44,7 +44,7 @@ class Fabric(Receiving):
         return flow
 
     def _add(self, flow: Flow) -> None:
-        if self.rules.packet_ns is not None:
+        if self.rules.packet_ns is not None or self.rules.delay_ns is not None:
             flow.burst = 1
         self.flows.append(flow)
 
@@ -78,8 +78,12 @@ class Fabric(Receiving):
         """The responder's NIC has a READ request for ``size`` bytes whose answer begins with ``psn``."""
         back = flow.answer
         assert back is not None
-        if psn > flow.expected_psn:  # one before it was lost
-            self._complain(flow, self.engine.now)
+        if psn > flow.expected_psn:
+            now = self.engine.now
+            if self.rules.delay_ns is None:  # one before it was lost
+                self._complain(flow, now)
+            else:
+                self._set_aside(flow, psn, now, lambda _: self._answer(flow, message, psn, size))
             return
         if psn + max(1, -(-size // flow.mtu)) > flow.expected_psn:
             flow.received += 1
@@ -91,6 +95,7 @@ class Fabric(Receiving):
             back.next_psn = back.end_psn = psn
         back.end_psn = psn  # between them lie the PSNs of other messages
         self.post(back, WorkRequest(RESPONSE, size, value=flow.received))
+        self._catch_up(flow, self.engine.now)
 
     def _answered(self, back: Flow, end: int) -> None:
         """A response, up to PSN ``end``, is whole: the request is done, and nobody acknowledges it."""
@@ -156,7 +161,10 @@ class Fabric(Receiving):
             flow.waits = False
         else:
             port.waiting.append(flow)
-        self.engine.at(burst.start + self.rules.latency_ns(port, flow.dst), self._queue, flow, burst)
+        way_ns = self.rules.latency_ns(port, flow.dst)
+        if self.rules.delay_ns is not None:
+            way_ns += self.rules.delay_ns(flow)
+        self.engine.at(burst.start + way_ns, self._queue, flow, burst)
         port.busy = True
         self.engine.at(burst.end, self._serve, port)
 

@@ -157,10 +157,12 @@ class Flow:
         self.expected_psn = 0  # at the receiver
         self.received = 0  # messages: the MSN
         self.nak_sent = False
+        self.catching_up = False  # with what came before its turn
         self.window: Callable[[], int] | None = None  # of a stream: what the receiver advertises, bytes
         self.bytes_in = 0  # of a stream: received
         self.answer: Flow | None = None  # of READs: the responses' flow, and of that the requests'
         self.asked: Flow | None = None
+        self.ahead: dict[int, Callable[[float], None]] = {}  # by PSN what came before its turn
         self.skips: dict[int, int] = {}  # of responses: PSNs of requests that have none, up to where
         self.due: Due | None = None
         self.notified_ns = float("-inf")
@@ -205,6 +207,8 @@ class Rules(NamedTuple):
     coalesce: int
     timeout_ns: float
     queue_bytes: float  # of one switch port
+    delay_ns: Callable[[Flow], float] | None  # what a packet takes longer than the latency
+    patience_ns: float  # by when a packet that others overtook is there, or lost
     packet_ns: Callable[[], float] | None  # what software takes to send a packet
     turn_ns: Callable[[], float] | None  # from one time that software takes up what came to the next
     pause: tuple[float, float] | None  # PFC: queued bytes that stop the senders, and that let them go on

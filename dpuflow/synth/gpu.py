@@ -69,6 +69,7 @@ class Gpu:
         self.proxy = Proxy(engine, timing, random)
         self._made = 0
         self.slow_grant_ns = 0.0
+        self.registers = False  # a buffer for each operation
 
     def handover_ns(self) -> float:
         """From a slice in GPU memory to the proxy's noticing."""

@@ -15,6 +15,7 @@ from dpuflow.synth.groups import Plan, Share
 from dpuflow.synth.onesided import doubling, to_everybody
 from dpuflow.synth.ranks import Compute, Halt, Launch, Offer, Program, Put, Wait, Want, Work
 from dpuflow.synth.scenario import (
+    Churn,
     Decode,
     Desync,
     Experts,
@@ -95,6 +96,15 @@ class Delays:
             if isinstance(fault, SlowReceiver) and fault.rank == rank and iteration >= fault.from_iteration
         )
 
+    def registers(self, rank: int, iteration: int) -> float | None:
+        """What registering memory anew takes, ns; None where the rank keeps what is registered."""
+        anew = [
+            fault.us * 1e3
+            for fault in self._scenario.faults
+            if isinstance(fault, Churn) and fault.rank == rank and iteration >= fault.from_iteration
+        ]
+        return sum(anew) if anew else None
+
 
 class Builder:
     """Programs of all ranks while they are written."""
@@ -172,11 +182,14 @@ class Builder:
             longer = 0.0 if receives else self._put_in(rank)
             if longer:
                 self.programs[rank].append(Compute(longer))
-            late = self._late.pop(rank, 0.0)
+            host, late = self._host.pop(rank, None), self._late.pop(rank, 0.0)
+            anew = self._delays.registers(rank, self.iteration) if self.scenario.nccl.registered else None
+            if anew is not None:
+                host, late = (host or 0.0) + anew, late + anew
             if late:
                 work.injected_ns[rank] = late
             grant = self._delays.grant(rank, self.iteration)
-            self.programs[rank].append(Launch(work, self._host.pop(rank, None), grant))
+            self.programs[rank].append(Launch(work, host, grant, anew is not None))
         return work
 
     def _work(self, ranks: Sequence[int], operation: Operation, lane: int, extra: dict[str, object]) -> Work:
@@ -218,7 +231,8 @@ class Builder:
 
     def transfer(self, src: int, dst: int, size: int, manner: Manner) -> Transfer:
         """A cache that ``src`` will ``offer`` to ``dst``, and ``dst`` will ``want``."""
-        transfer = Transfer(self._endpoint(src, dst, manner), size, self.iteration)
+        anew = self._delays.registers(src if manner.read else dst, self.iteration)
+        transfer = Transfer(self._endpoint(src, dst, manner), size, self.iteration, anew)
         self.transfers.append(transfer)
         return transfer
 

@@ -64,6 +64,7 @@ class Launch:
     work: Work
     host_late_ns: float | None = None  # the host launches only when the GPU has come to it, and so much later
     slow_grant_ns: float = 0.0
+    registers: bool = False  # the buffer is registered for this operation alone
 
 
 @dataclass
@@ -242,7 +243,7 @@ class Rank:
     def _launch(self) -> None:
         number = self._launched
         launch = self._launches[number]
-        self.gpu.slow_grant_ns = launch.slow_grant_ns
+        self.gpu.slow_grant_ns, self.gpu.registers = launch.slow_grant_ns, launch.registers
         share = launch.work.plan.shares[self.gpu.rank]
         assert share.grain is not None
         for link, messages in share.receives:

@@ -14,6 +14,8 @@ from dpuflow.synth.flows import BEHIND_NS, Due
 from dpuflow.synth.trace import ACK, ATOMIC_ACK, CNP
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from dpuflow.synth.engine import Engine
     from dpuflow.synth.flows import Burst, Flow, Port, Posted, Rules
     from dpuflow.synth.losses import Losses
@@ -50,11 +52,10 @@ class Receiving(ABC):
         while flow.expected_psn in flow.skips:
             flow.expected_psn = flow.skips[flow.expected_psn]
         if psn > flow.expected_psn:
-            if flow.asked is None:
-                self._complain(flow, done)
-            elif not flow.nak_sent:  # a hole in what was asked for: ask again from there
-                flow.nak_sent = True
-                self.engine.at(done + REWIND_NS, self._again, flow.asked, flow.expected_psn)
+            if self.rules.delay_ns is None:
+                self._lacks(flow, done)
+            else:
+                self._set_aside(flow, psn, done, lambda when: self._receive(flow, burst, when))
             return
         if end <= flow.expected_psn:
             if burst.ends:
@@ -65,12 +66,46 @@ class Receiving(ABC):
             return
         flow.expected_psn = end
         flow.nak_sent = False
+        every = self.rules.ack_packets
         if burst.ends:
             self._take(flow, message, done)
-            return
-        every = self.rules.ack_packets
-        if every and flow.asked is None and end // every > psn // every:
+        elif every and flow.asked is None and end // every > psn // every:
             self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1)
+        self._catch_up(flow, done)
+
+    def _set_aside(self, flow: Flow, psn: int, done: float, then: Callable[[float], None]) -> None:
+        """What came at ``done`` before its turn is in its place already; ``then`` counts it when due."""
+        if not flow.ahead:
+            self.engine.at(done + self.rules.patience_ns, self._lose_patience, flow, flow.expected_psn)
+        flow.ahead[psn] = then
+
+    def _catch_up(self, flow: Flow, done: float) -> None:
+        """Count what had come before its turn, now that it is due."""
+        if flow.catching_up:
+            return
+        flow.catching_up = True
+        while flow.ahead:
+            while flow.expected_psn in flow.skips:
+                flow.expected_psn = flow.skips[flow.expected_psn]
+            then = flow.ahead.pop(flow.expected_psn, None)
+            if then is None:
+                self.engine.at(done + self.rules.patience_ns, self._lose_patience, flow, flow.expected_psn)
+                break
+            then(done)
+        flow.catching_up = False
+
+    def _lose_patience(self, flow: Flow, psn: int) -> None:
+        """What should have come long since is lost."""
+        if flow.expected_psn == psn and flow.ahead:
+            self._lacks(flow, self.engine.now)
+
+    def _lacks(self, flow: Flow, done: float) -> None:
+        """Packets are missing: ask for them."""
+        if flow.asked is None:
+            self._complain(flow, done)
+        elif not flow.nak_sent:  # a hole in what was asked for: ask again from there
+            flow.nak_sent = True
+            self.engine.at(done + REWIND_NS, self._again, flow.asked, flow.expected_psn)
 
     def _take(self, flow: Flow, message: Posted, done: float) -> None:
         """A message is whole at ``done``: tell who waits for it, and answer."""

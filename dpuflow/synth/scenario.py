@@ -17,6 +17,7 @@ from dpuflow.settings import Reader, setting
 from dpuflow.synth.keys.checks import contradiction
 from dpuflow.synth.keys.cluster import PROTOCOLS, VERSIONS, Cluster, Machine, Nccl
 from dpuflow.synth.keys.faults import (
+    Churn,
     CrossTraffic,
     Desync,
     Fault,
@@ -27,6 +28,7 @@ from dpuflow.synth.keys.faults import (
     Loss,
     Nvlink,
     Pause,
+    Reorder,
     SlowGpu,
     SlowHost,
     SlowInput,
@@ -56,6 +58,7 @@ __all__ = [
     "OPS",
     "PROTOCOLS",
     "VERSIONS",
+    "Churn",
     "Clients",
     "Clocks",
     "Cluster",
@@ -78,6 +81,7 @@ __all__ = [
     "Operation",
     "Pause",
     "PrefillDecode",
+    "Reorder",
     "Scenario",
     "Service",
     "SlowGpu",

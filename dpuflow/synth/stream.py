@@ -5,8 +5,8 @@ is acknowledged once a burst (receive offload hands it up in one piece), each se
 at once (RFC 5681), with what is there beyond the hole (SACK, RFC 2018; duplicates too, RFC 2883). The sender
 takes a segment for lost when one sent later is there (RACK, RFC 8985): at once when three are, or while it
 recovers, else after a quarter of the round trip. What nobody tells is found by a probe of the last segment
-after two round trips (RFC 8985, 7) and at last by the retransmission timeout (RFC 6298). Reordering, delayed
-acknowledgments and pacing are left out; connections are older than captures.
+after two round trips (RFC 8985, 7) and at last by the retransmission timeout (RFC 6298). Learning how far
+segments overtake, delayed acknowledgments and pacing are left out; connections are older than captures.
 """
 
 from __future__ import annotations

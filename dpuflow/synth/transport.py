@@ -66,7 +66,7 @@ LAYOUTS: Final = {
 class Grain(NamedTuple):
     """What one operation makes of a connection's buffer."""
 
-    base: int  # which staging buffer: the protocol's number, or p2p's
+    base: int  # which buffer: the protocol's number, or p2p's; below 0: of one operation alone
     slot: int  # bytes of a slot
     steps: int  # slots one message takes
     depth: int  # messages granted ahead
@@ -213,7 +213,7 @@ class Connection(Link):
         self.fifo_va = self.nic.memory.take(settings.layout.stride * settings.layout.rows, 4096)
         self.fifo_rkey = self.nic.memory.key()
         self._buffers: dict[int, tuple[int, int]] = {}  # base -> address and rkey, at the receiver
-        self._step = 0
+        self._step = self._anew = 0
         self._asked: deque[tuple[int, Grain]] = deque()  # operations: their last message, how they use slots
         self._asked_before = self._opened = 0  # operations that are done, and that kernels have begun
         self._granted = 0
@@ -231,6 +231,9 @@ class Connection(Link):
 
     def expect(self, messages: int, grain: Grain) -> None:
         last = self._asked[-1][0] if self._asked else self.taken
+        if self.dst.registers:
+            self._anew += 1
+            grain = grain._replace(base=-self._anew)
         self._asked.append((last + messages, grain))
         self._grant()
 

@@ -233,6 +233,8 @@ def _rules(scenario: Scenario, network: Network) -> Rules:
         losses=network.losses,
         may_lose=any(isinstance(fault, (Loss, Flap)) for fault in scenario.faults) or not cluster.pfc,
         down=network.down(),
+        delay_ns=network.delays(),
+        patience_ns=network.patience_ns(),
         ack_ns=lambda: timing.draw_ack(acks),
         ack_packets=machine.ack_packets,
         repeat_share=timing.repeat_share,

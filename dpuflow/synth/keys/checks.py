@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.keys.faults import CrossTraffic, Desync, Flap, Late, Pause, Stop
+from dpuflow.synth.keys.faults import Churn, CrossTraffic, Desync, Flap, Late, Pause, Stop
 from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, Experts, PrefillDecode, Service
 
 if TYPE_CHECKING:
@@ -25,6 +25,10 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
                 return f"faults[{i}].mode", "transient needs iterations"
         if isinstance(fault, Stop) and isinstance(scenario.job, (PrefillDecode, Service)):
             return f"faults[{i}].kind", "caches and requests go on in this job: take loop, training or decode"
+        if isinstance(fault, Churn):
+            reason = _no_churn(scenario, fault.rank)
+            if reason is not None:
+                return f"faults[{i}].kind", reason
         if isinstance(fault, Desync) and isinstance(scenario.job, Experts):
             return (
                 f"faults[{i}].kind",
@@ -77,3 +81,17 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
         if op.op not in ALGORITHM_OF.get(op.algorithm, OPS):
             return f"job.ops[{i}].algorithm", f"NCCL has no {op.algorithm} for {op.op}"
     return None
+
+
+def _no_churn(scenario: Scenario, rank: int) -> str | None:
+    """Why a rank of this job registers nothing that peers write to or read."""
+    job = scenario.job
+    if isinstance(job, PrefillDecode):
+        prefills = rank < (job.prefill or scenario.ranks // 2)
+        if prefills == (job.mode == "read"):
+            return None
+        whose = "a prefill rank's" if job.mode == "read" else "a decode rank's"
+        return f"in {job.mode} mode it is {whose} memory that caches are moved from or to"
+    if scenario.nccl.registered and scenario.nccl.transport == "ib" and not isinstance(job, Experts):
+        return None
+    return "NCCL's own buffers are registered once: set nccl.registered, or move caches (prefill_decode)"

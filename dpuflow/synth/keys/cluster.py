@@ -31,6 +31,14 @@ class Cluster:
     latency_us: float = setting(1.5, "one way from NIC to NIC under the same switch, us", low=0.05)
     nodes_per_leaf: int = setting(32, "nodes under one leaf switch; beyond it the spine adds hop_us", low=1)
     hop_us: float = setting(0.8, "what the way over the spine adds, us", low=0)
+    spray: int = setting(
+        1,
+        "paths that packets of one RoCE message take in turn; NICs put them in place as they come (adaptive"
+        " routing)",
+        low=1,
+        high=256,
+    )
+    spray_us: float = setting(3.0, "by how much paths are longer, us: drawn from 0 to this", low=0)
     mtu: int = setting(4096, "RoCE path MTU, bytes", choices=(256, 512, 1024, 2048, 4096))
     queue_kib: float = setting(4096.0, "switch buffer of one port; frames beyond are dropped", low=8)
     pfc: bool = setting(True, "the switch pauses senders when a port's buffer is half full")

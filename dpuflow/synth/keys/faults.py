@@ -51,6 +51,19 @@ class SlowReceiver(Fault):
 
 
 @dataclass(kw_only=True)
+class Churn(Fault):
+    """A rank registers its memory anew each time: keys are new, and nothing begins before that is done.
+
+    For every operation where buffers are registered, and for every cache that is moved into its memory
+    (write) or out of it (read).
+    """
+
+    rank: int = setting(MISSING, "which rank", low=0)
+    us: float = setting(MISSING, "what that takes, us", low=0)
+    from_iteration: int = setting(0, "first iteration", low=0)
+
+
+@dataclass(kw_only=True)
 class SlowGpu(Fault):
     """All that a GPU computes takes longer: one that is throttled, or work that grew."""
 
@@ -119,6 +132,17 @@ class Loss(Fault):
 
 
 @dataclass(kw_only=True)
+class Reorder(Fault):
+    """Frames are held up on their way, and those behind them overtake.
+
+    Nothing is lost by it: NICs put in place what comes out of order (adaptive routing), TCP keeps it.
+    """
+
+    share: float = setting(MISSING, "share of the frames", low=0, high=1)
+    us: float = setting(MISSING, "how long at the most, us; drawn from 0 to this", low=0)
+
+
+@dataclass(kw_only=True)
 class SlowLink(Fault):
     """A node's link runs below its rate: frames queue in the switch (down) or the NIC (up)."""
 
@@ -172,6 +196,7 @@ Fault.KINDS = {
     "gpu_late": GpuLate,
     "slow_host": SlowHost,
     "slow_receiver": SlowReceiver,
+    "churn": Churn,
     "slow_gpu": SlowGpu,
     "hang": Hang,
     "desync": Desync,
@@ -179,6 +204,7 @@ Fault.KINDS = {
     "nvlink": Nvlink,
     "slow_pcie": SlowPcie,
     "loss": Loss,
+    "reorder": Reorder,
     "slow_link": SlowLink,
     "flap": Flap,
     "pause": Pause,
