@@ -192,21 +192,22 @@ def _operations(
     from dpuflow.identity.endpoints import all_but_one, rank_order, seen_until, seen_whole
     from dpuflow.identity.processes import connection_ends
     from dpuflow.matching import Job, build_collectives
-    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
+    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, whole_slots, without_flags
 
     buffers = buffers_of(joined.transfers, exchanges)
+    named = granted_at(joined.transfers, exchanges)
     job = Job(
         exchanges,
         rank_order(joined, known),
         seen_whole(joined, told),
         nodes,
-        announced(joined.transfers, exchanges),
+        whole_slots(exchanges, announced(joined.transfers, exchanges), named),
         requested(joined.transfers, exchanges),
         seen_until(joined),
         buffers,
         connection_ends(joined),
         all_but_one(joined, told),
-        granted_at(joined.transfers, exchanges),
+        named,
     )
     instances = build_collectives(job)
     instances = sharing_told_apart(instances, exchanges, joined.transfers)

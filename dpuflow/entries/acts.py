@@ -20,8 +20,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.entries.channels import started_ns
 from dpuflow.entries.inputs import correct_by_first, last_event, reached_before
-from dpuflow.entries.places import by_process, started_ns
+from dpuflow.entries.places import by_process
 from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schedules.graph import edge_sizes

@@ -59,11 +59,24 @@ def waited_sends(
     own, after = np.empty((2, count), np.int64)
     keys, order, room = np.empty((3, 3 * count), np.int64)
     found = waits.waited(
-        sender, receiver, *times, ready, needs.mapped.view(np.uint8), needs.split.view(np.uint8),
-        enter, min(seen), np.empty(waits.KINDS * len(enter) + 1, np.int64), keys, order, room, own, after,
+        sender, receiver, *times, ready, _begun_before(picked, sender, start),
+        needs.mapped.view(np.uint8), needs.split.view(np.uint8), enter, min(seen),
+        np.empty(waits.KINDS * len(enter) + 1, np.int64), keys, order, room, own, after,
     )  # fmt: skip
     # A blocking exchange ends when both its halves have: the rank may have waited for its own send, too.
     return own[:found], after[:found]
+
+
+def _begun_before(picked: Picked, sender: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.int64]:
+    """When NCCL had begun the send before each on the same connection: its thread blocks do not wait for each
+    other. NEVER for the first one there, and of other libraries."""
+    wire, line = picked["wire"], lines_of(picked)
+    rows = np.flatnonzero(((wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.NCCL_DATA)) & (start != NEVER))
+    rows = rows[np.lexsort((start[rows], line[rows], sender[rows]))]
+    same = (sender[rows[1:]] == sender[rows[:-1]]) & (line[rows[1:]] == line[rows[:-1]])
+    before = np.full(len(picked), NEVER)
+    before[rows[1:][same]] = start[rows[:-1][same]]
+    return before
 
 
 def _behind_own_data(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked, order_within, packed
+from dpuflow.entries.channels import channels_of, started_ns
 from dpuflow.entries.rows import EXPLAINED, FAR
 from dpuflow.schedules.graph import arcs
 from dpuflow.schedules.remembered import remembered
@@ -206,8 +207,7 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     edges = packed(*columns)
     by_edge = np.lexsort((*columns[::-1], of)) if edges is None else order_within(edges, of)
     order = order[by_edge]
-    src, dst = picked["src"][order].astype(np.int64), picked["dst"][order].astype(np.int64)
-    line = picked["connection"][order]
+    src, dst, line = (picked[name][order] for name in ("src", "dst", "connection"))
     split = np.zeros(len(instances), bool)  # an edge runs over several connections: their order is not known
     twice = (src[1:] == src[:-1]) & (dst[1:] == dst[:-1]) & (of[1:] == of[:-1]) & (line[1:] != line[:-1])
     split[of[1:][twice]] = True
@@ -220,21 +220,25 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
             alike.setdefault(key, []).append(number)
     sends, inputs = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     for (algorithm, ranks, root, size), members in alike.items():
-        plan = _plan(algorithm, len(ranks), root, size)
-        if plan is None:
-            continue
-        numbers, ends = np.array(members), np.array(ranks)
-        places = base[numbers][:, None] + np.arange(size)
-        # Sorted by endpoint here and by position in the plan: the same messages in another order of edges.
-        edge = ends[plan.src] << 32 | ends[plan.dst]
-        by_endpoint = np.argsort(edge, kind="stable")
-        fits = (edge[by_endpoint] == (src[places] << 32 | dst[places])).all(axis=1) & ~split[numbers]
-        where = np.empty_like(by_endpoint)
-        where[by_endpoint] = np.arange(size)
-        where = order[base[numbers][:, None] + where][fits]
-        mapped[where.ravel()] = True
-        sends.append(where[:, plan.send].ravel())
-        inputs.append(where[:, plan.input].ravel())
+        whole = order[base[np.array(members)][:, None] + np.arange(size)]
+        several = split[members]
+        found = [whole[~several]]
+        if several.any() and algorithm.name == "ring":
+            found += channels_of(picked, whole[several], algorithm, ranks, instances[members[0]])
+        for laid in found:
+            plan = _plan(algorithm, len(ranks), root, laid.shape[1])
+            if plan is None:
+                continue
+            # Sorted by endpoint, and by position in the plan: the same messages in another order of edges.
+            edge = np.array(ranks)[plan.src] << 32 | np.array(ranks)[plan.dst]
+            by_endpoint = np.argsort(edge, kind="stable")
+            mine = picked["src"][laid].astype(np.int64) << 32 | picked["dst"][laid]
+            where = np.empty_like(laid)
+            where[:, by_endpoint] = laid
+            where = where[(edge[by_endpoint] == mine).all(axis=1)]
+            mapped[where.ravel()] = True
+            sends.append(where[:, plan.send].ravel())
+            inputs.append(where[:, plan.input].ravel())
     send, needed = np.concatenate(sends), np.concatenate(inputs)
     early = _early_ns(picked, send, needed, of, len(instances))
     # Their algorithm is another, or their messages come in another order.
@@ -256,11 +260,6 @@ def _early_ns(
     tenth = first + ((1 - EXPLAINED) * size).astype(np.int64)
     early[collective[order][first]] = np.maximum(lead[order][tenth], 0)
     return early
-
-
-def started_ns(exchanges: Rows | Picked) -> NDArray[np.int64]:
-    """When the sender of each exchange first acted: offered its data, or sent it."""
-    return np.where(exchanges["offer_ns"] != NEVER, exchanges["offer_ns"], exchanges["data_ns"])
 
 
 class _Plan(NamedTuple):

@@ -32,15 +32,16 @@ def put_event(row, i, kind, after, keys, order, at):  # type: ignore[no-untyped-
     at[place] += 1
 
 
-@kernel(i8(_I8, _I8, _I8, _I8, _I8, _I8, _U1, _U1, _I8, i8, _I8, _I8, _I8, _I8, _I8, _I8))
+@kernel(i8(_I8, _I8, _I8, _I8, _I8, _I8, _I8, _U1, _U1, _I8, i8, _I8, _I8, _I8, _I8, _I8, _I8))
 def waited(  # type: ignore[no-untyped-def]
-    sender, receiver, arrived, sent, start, ready, mapped, split, enter, zero, at, keys, order, room,
+    sender, receiver, arrived, sent, start, ready, before, mapped, split, enter, zero, at, keys, order, room,
     own, waited_ns,
 ):  # fmt: skip
     """Find sends whose rank had done all it could and waited for an input; returns how many.
 
     Times of each exchange: ``arrived`` and ``sent`` (its end), ``start`` (the sender's first act) and
-    ``ready`` (its input and its credit were there), ns or NEVER. Where it is ``mapped``, its input is
+    ``ready`` (its input and its credit were there), ns or NEVER; ``before``: what else it waited for its
+    sender to begin, NEVER for all that began before it. Where it is ``mapped``, its input is
     known; else the last event before it must be an input, unless connections are ``split``. ``enter`` of
     each row, no time but NEVER lies before ``zero``. Scratch: ``at``, KINDS a row and one more;
     ``keys``, ``order`` and ``room``, three times as long as there are exchanges. Out, in order of rows and
@@ -83,7 +84,8 @@ def waited(  # type: ignore[no-untyped-def]
                 done = sent[i]
             else:
                 since = ready[i] if mapped[i] else (NEVER if split[i] else input_ns)
-                if since != NEVER and since >= enter[k] and since >= begun and since <= start[i]:
+                last = begun if before[i] == NEVER else before[i]
+                if since != NEVER and since >= enter[k] and since >= last and since <= start[i]:
                     own[found] = k
                     waited_ns[found] = start[i] - max(since, done)
                     found += 1
