@@ -130,7 +130,7 @@ def _spray(scenario: dict[str, Any], number: int) -> None:
 
 
 def _churn(drawn: Drawn, number: int, without: str) -> None:
-    """Of two thirds of the sound jobs that move caches, or may register buffers, one rank does so each time."""
+    """In two thirds of the sound jobs that move caches, or may register buffers, a rank does so each time."""
     random = Random(f"churn {number}")
     scenario, job = drawn.scenario, drawn.scenario["job"]
     loop = job["kind"] == "loop" and scenario["machine"]["profile"] == "fabric" and not drawn.conditions
