@@ -57,8 +57,11 @@ def draw(number: int, without: str = "") -> Drawn:
             "hosts": 4, "sessions": 2, "requests": 8, "tokens": 24,
             "think_us": random.choice((15_000, 30_000, 60_000)),
         }  # fmt: skip
+    if profile == "fabric":
+        _spray(scenario, number)
     if random.random() < 1 / 3:
         _stop(drawn, number, without)
+        _churn(drawn, number, without)
         return drawn
     several = 2 if random.random() < 1 / 6 else 1
     for _ in range(several):
@@ -117,6 +120,30 @@ def _stop(drawn: Drawn, number: int, without: str) -> None:
     if kind != without:
         drawn.scenario["faults"].append(fault)
     drawn.conditions[kind] = [rank]
+
+
+def _spray(scenario: dict[str, Any], number: int) -> None:
+    """Packets of a third of the jobs take many paths, and overtake each other: nothing is wrong with that."""
+    random = Random(f"paths {number}")
+    if random.random() < 1 / 3:
+        scenario["cluster"]["spray"] = random.choice((4, 16, 64))
+
+
+def _churn(drawn: Drawn, number: int, without: str) -> None:
+    """In two thirds of the sound jobs that move caches, or may register buffers, a rank does so each time."""
+    random = Random(f"churn {number}")
+    scenario, job = drawn.scenario, drawn.scenario["job"]
+    loop = job["kind"] == "loop" and scenario["machine"]["profile"] == "fabric" and not drawn.conditions
+    if (job["kind"] != "prefill_decode" and not loop) or random.random() > 2 / 3:
+        return
+    nodes = scenario["cluster"]["nodes"]
+    rank = random.randrange(0 if loop else nodes // 2, nodes)
+    if loop:
+        scenario["nccl"] = {"registered": True}
+    if without != "registration_churn":
+        us = random.choice((300, 1000)) if loop else random.choice((2000, 5000))
+        scenario["faults"].append({"kind": "churn", "rank": rank, "us": us})
+    drawn.conditions["registration_churn"] = [rank]
 
 
 def _spoil(drawn: Drawn, kind: str, random: Random, without: str) -> None:

@@ -39,5 +39,6 @@ def keys_of(captures: Sequence[CaptureTables], transfers: Rows, exchanges: Rows)
             key[rows[mine[told > 0]]] = told[told > 0]
     owner = np.where(exchanges["wire"] == Wire.ROCE_READ, exchanges["src"], exchanges["dst"]).astype(np.int64)
     new = np.zeros(len(exchanges), bool)
-    new[np.unique(owner << 32 | key, return_index=True)[1]] = True
+    if key.any():
+        new[np.unique(owner << 32 | key, return_index=True)[1]] = True
     return Keys(key, owner, new & (key > 0))
