@@ -192,7 +192,8 @@ def _operations(
     from dpuflow.identity.endpoints import all_but_one, rank_order, seen_until, seen_whole
     from dpuflow.identity.processes import connection_ends
     from dpuflow.matching import Job, build_collectives
-    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, whole_slots, without_flags
+    from dpuflow.matching.buffers import buffers_of, sharing_told_apart, without_flags
+    from dpuflow.matching.slots import whole_slots
 
     buffers = buffers_of(joined.transfers, exchanges)
     named = granted_at(joined.transfers, exchanges)

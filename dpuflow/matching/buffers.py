@@ -99,32 +99,6 @@ def buffers_of(transfers: Rows, exchanges: Rows) -> Mapping[int, Buffer]:
     return found
 
 
-def whole_slots(
-    exchanges: Rows, announced: NDArray[np.int64], granted_at: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """``announced`` with a step's slot where an entry for PAT announced no more than its operation needs.
-
-    Up to 2.28 that is all ranks' blocks of a channel, if these are less than a slot (enqueue.cc
-    calcCollChunking, net.cc recvProxyProgress). The addresses are those of slots, taken in turn.
-    """
-    found: NDArray[np.int64] = announced.copy()
-    rows = np.flatnonzero((announced > 0) & (granted_at >= 0))
-    if not len(rows):
-        return found
-    line = 2 * exchanges["connection"][rows].astype(np.int64)
-    line += exchanges["src"][rows] > exchanges["dst"][rows]
-    order = np.argsort(line, kind="stable")
-    begins = np.flatnonzero(np.r_[True, np.diff(line[order]) != 0])
-    at = granted_at[rows[order]]
-    low, high = np.minimum.reduceat(at, begins), np.maximum.reduceat(at, begins)
-    apart = np.repeat(low, np.diff(np.r_[begins, len(at)]))
-    odd = np.add.reduceat((at - apart) % STEP_SLOT != 0, begins)
-    least = np.maximum.reduceat(announced[rows[order]], begins)
-    short = (odd == 0) & (high > low) & (least < STEP_SLOT)
-    found[rows[order][np.repeat(short, np.diff(np.r_[begins, len(at)]))]] = STEP_SLOT
-    return found
-
-
 def _rounds(
     transfers: Rows, exchanges: Rows, rows: NDArray[np.int64], room: NDArray[np.int64]
 ) -> tuple[set[int], set[int]]:

@@ -205,6 +205,11 @@ def chunked(lanes: Sequence[Lane]) -> bool:
     )
 
 
+def chunked_by_slots(lanes: Sequence[Lane]) -> bool:
+    """Whether all messages of each lane but the last fill a slot (src/enqueue.cc calcCollChunking)."""
+    return all((lane.sizes[:-1] == lane.slot).all() for lane in lanes)
+
+
 def waits(down: Lane, up: Lane) -> bool:
     """Whether what goes ``down`` leaves after the same chunk has come ``up``."""
     known = (down.starts != NEVER) & (up.arrivals != NEVER)
@@ -214,8 +219,8 @@ def waits(down: Lane, up: Lane) -> bool:
 def trees(view: View) -> Layout | None:
     """The trees of which the lanes are the edges: all of them, or those at captured ranks."""
     seen = all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes)
-    if view.kind == LINES_OF_8 and any((lane.sizes[:-1] != lane.slot).any() for lane in view.lanes):
-        return None  # of LL all messages but the last fill their slots (src/enqueue.cc calcCollChunking)
+    if len(view.members) == 2 and view.kind == LINES_OF_8 and not chunked_by_slots(view.lanes):
+        return None  # a ring's: of LL's trees all messages but the last fill their slots
     links = _links(view.lanes) if seen else None
     if links is None:
         return None
