@@ -82,6 +82,8 @@ def test_slots_given_back_date_nobody_who_may_have_sent(tmp_path: Path) -> None:
 # -- what sizes and content leave open ------------------------------------------------------------
 
 SLICES = {RING_SLOT: 2, LL: 1}
+LAST = 49_152
+"""Bytes of a slice: the first of two has 32 KiB at least."""
 
 
 def lanes(
@@ -91,7 +93,7 @@ def lanes(
     arcs: Sequence[Sequence[int]],
     *,
     slot: int = LL,
-    last: int = 4096,
+    last: int = LAST,
     seen: bool = True,
 ) -> list[Lane]:
     """What the hops of ``arcs`` carry in a ring of ``ranks``; slices of ``last`` bytes in the last loop."""
@@ -134,7 +136,7 @@ def test_content_tells_operation_and_ranks(op: Op, ranks: int, loops: int, slot:
     assert (ring.op, ring.among, ring.alike) == (op, ranks, ())
     assert [end for end in ring.order if end >= 0] == [5, 6, 7]
     assert len(ring.order) == ranks
-    block = SLICES[slot] * ((loops - 1) * slot + 4096)
+    block = SLICES[slot] * ((loops - 1) * slot + LAST)
     assert ring.size == (block if op == Op.ALL_GATHER else ranks * block)
 
 
@@ -175,7 +177,7 @@ def test_channels_that_look_alike_are_told_apart_by_content() -> None:
     one = lanes(Op.ALL_REDUCE, 4, 1, [[5, 6, 7]])
     other = [lane._replace(samples=lane.samples + 7_000_000) for lane in one]
     ring = told([one[0], other[0], other[1], one[1]], {6})
-    assert (ring.op, ring.among, ring.size) == (Op.ALL_REDUCE, 4, 2 * 4 * 4096)
+    assert (ring.op, ring.among, ring.size) == (Op.ALL_REDUCE, 4, 2 * 4 * LAST)
 
 
 def test_no_ring() -> None:

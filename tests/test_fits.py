@@ -50,6 +50,7 @@ def drawn(seed: int, gpus: int = 1) -> Drawn:
     nodes = draw.randrange(3, 7)
     op, slot = draw.choice(RINGS), draw.choice((LL, RING_SLOT))
     full, n = 16 * draw.randrange(2, 200), nodes * gpus
+    full += 32_800 if slot == RING_SLOT else 0  # the first of two slices has 32 KiB at least
     chunks = [full] * n
     if op == Op.ALL_REDUCE:
         kept = draw.randrange(1, n + 1)

@@ -13,7 +13,7 @@ from dpuflow.schema.rows import EXCHANGE, NEVER
 
 def twin(
     sender: np.ndarray, receiver: np.ndarray, times: tuple[np.ndarray, np.ndarray, np.ndarray],
-    ready: np.ndarray, mapped: np.ndarray, split: np.ndarray, enter: np.ndarray,
+    ready: np.ndarray, last: np.ndarray, mapped: np.ndarray, split: np.ndarray, enter: np.ndarray,
 ) -> list[tuple[int, int]]:  # fmt: skip
     """Rank by rank, event by event."""
     arrived, sent, start = (t.tolist() for t in times)
@@ -36,6 +36,7 @@ def twin(
             elif before and before[-1][1] == waits.INPUT and not split[i]:
                 since = before[-1][0]
             sends = [t for t, what, _ in before if what == waits.SEND]
+            sends = sends if last[i] == NEVER else [int(last[i])]
             if since == NEVER or not max([entered, *sends]) <= since <= time_ns:
                 continue
             done = [t for t, what, _ in before if what == waits.DONE]
@@ -54,15 +55,15 @@ def test_waited_sends_match_the_twin(seed: int) -> None:
         return np.where(choice.random(count) < missing, NEVER, values)
 
     three = (times(0.2, n), times(0.2, n), times(0.2, n))
-    ready, enter = times(0.4, n), times(0.2, ranks)
+    ready, last, enter = times(0.4, n), times(0.6, n), times(0.2, ranks)
     mapped, split = choice.integers(0, 2, (2, n)).astype(np.uint8)
     own, after = np.empty((2, n), np.int64)
     found = waits.waited(
-        sender, receiver, *three, ready, mapped, split, enter, -30,
+        sender, receiver, *three, ready, last, mapped, split, enter, -30,
         np.empty(waits.KINDS * ranks + 1, np.int64), *np.empty((3, 3 * n), np.int64), own, after,
     )  # fmt: skip
     pairs = list(zip(own[:found].tolist(), after[:found].tolist(), strict=True))
-    assert pairs == twin(sender, receiver, three, ready, mapped, split, enter)
+    assert pairs == twin(sender, receiver, three, ready, last, mapped, split, enter)
 
 
 def test_columns_are_those_of_the_table() -> None:

@@ -141,7 +141,7 @@ MATCHING: Final = _of("matching", [
     ("layouts", _says(None), "trees trees_by_rail _passed_up"),
     ("lanes", _says({}), "passed_on"),
     ("lanes", _says(None), "unchanged"),
-    ("boundaries", _says(None), "contrast_of"),
+    ("meanings", _says(None), "contrast_of"),
     ("structured", _says([]), "_one_after_the_other _channels"),
     ("structured", lambda result, args: [each for channel in args[0] for each in channel], "_merged"),
     ("structured", lambda result, args: ([], list(args[1])), "_told_apart"),

@@ -9,7 +9,6 @@ are there is what speaks for a cache."""
 from __future__ import annotations
 
 from collections import Counter
-from functools import cache
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
@@ -265,7 +264,6 @@ def _tied(instances: Sequence[Instance], entries: Entries) -> Callable[[int], In
     mine = mine[np.lexsort((entries.enter_ns[mine], entries.endpoint[mine]))]
     endpoint = entries.endpoint[mine]
 
-    @cache
     def told(end: int) -> Ints:
         rows: Ints = mine[np.searchsorted(endpoint, end) : np.searchsorted(endpoint, end, "right")]
         return rows
