@@ -57,6 +57,10 @@ class Fit(NamedTuple):
     size: int  # bytes of the buffer as on the wire
 
 
+FEW_NODES: Final = 3
+"""So many are all connected with all by two rings, one the other way round."""
+
+
 class _Hops(NamedTuple):
     """What was seen of rings side by side: the rows of each, and what its numbers may be.
 
@@ -111,12 +115,19 @@ def _open(view: View) -> _Hops | None:
 
 def _round(view: View) -> _Hops | None:
     cycles = _cycles(view)
-    if not cycles:
+    if not cycles or _all_with_all(view):
         return None
     count = len(cycles[0])
     numbers = range(_usual(view), MOST_GPUS + 1)
     may = {count * each: [each] for each in numbers if view.among in (0, count * each)}
     return _Hops([[cycle] for cycle in cycles], may, [list(range(len(cycles)))], closed=True)
+
+
+def _all_with_all(view: View) -> bool:
+    """Whether all of several nodes send to all others: so do an all_to_all's, and rings of no topology."""
+    pairs = {(view.node(lane.src), view.node(lane.dst)) for lane in view.lanes}
+    nodes = len({node for pair in pairs for node in pair})
+    return nodes > FEW_NODES and len(pairs) == nodes * (nodes - 1)
 
 
 def _usual(view: View) -> int:
