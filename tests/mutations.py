@@ -164,7 +164,7 @@ def shuffled_life(raw: bytes, rng: Random) -> bytes:
                 struct.pack_into(
                     "<I", piece, at, rng.choice(_WORDS) if rng.random() < 0.5 else rng.randrange(2**32)
                 )
-            elif dice < 0.9 and len(piece) > 70:
+            elif dice < 0.9 and len(piece) >= 16 + 14 + 20 + 24 + 4:
                 struct.pack_into(
                     ">I", piece, 16 + 14 + 20 + rng.choice((4, 8, 12, 16, 20, 24)), rng.randrange(2**32)
                 )
