@@ -55,6 +55,8 @@ def jobs(request) -> list[list[bytes]]:
 
 
 @settings(max_examples=60, **SETTINGS)
+@example(seed=87, clock="auto")  # after a first fit nothing fits any more
+@example(seed=343, clock="auto")  # what pairs say leaves a drift open
 @example(seed=632, clock="auto")  # every pair of clocks contradicts its own fit: nothing to adjust
 @given(seed=st.integers(0, 2**64 - 1), clock=st.sampled_from(("auto", "trust", "estimate")))
 def test_bad_lives(tmp_path_factory, jobs, seed, clock):

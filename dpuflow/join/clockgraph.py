@@ -94,6 +94,10 @@ def nearest(
     return distance, through
 
 
+MOST_DRIFT: Final = 0.1
+"""No clock runs so much faster than another."""
+
+
 class _Pair(NamedTuple):
     """Two captures with packets in common, the lines that fit, and how far off these may be, ns."""
 
@@ -112,7 +116,9 @@ def estimate(
     origin = infos[reference].first_ns or 0
     ends = (origin, infos[reference].last_ns or origin)
     chosen = _enough(len(infos), [s for s in samples if s.forward.any() and not s.forward.all()])
-    fitted = [(s, of) for s in chosen if (of := fit_lines(s.x_ns, s.y_ns, s.forward))]
+    lines = [(s, fit_lines(s.x_ns, s.y_ns, s.forward)) for s in chosen]
+    # Stamps of any time fit lines of any slope: no clock runs so.
+    fitted = [(s, of) for s, of in lines if of and max(abs(line.slope) for line in of) < MOST_DRIFT]
     pairs, tied = _along_surest(_with_doubts(fitted), reference, origin)
     samples = [pair.samples for pair in pairs]
     for _ in range(2):
@@ -259,7 +265,8 @@ def _residual(s: Samples, x: ClockMap, y: ClockMap, origin: int) -> Line:
         s.forward,
         0.0 if x.later or y.later else y.drift - x.drift,
     )
-    assert line is not None  # packets went both ways
+    if line is None or abs(line.slope) > MOST_DRIFT:  # stamps of which nothing fits any more say nothing
+        return Line(origin, 0, 0.0, 0.0, NOTHING, (0.0, float(np.ptp(s.x_ns))), 1.0)
     ahead = float(line.origin_ns - origin)
     offset = line.base_ns + line.offset - line.slope * ahead
     return Line(origin, 0, offset, line.slope, line.width, (ahead, ahead + line.span[1]), line.broken)
@@ -303,7 +310,9 @@ def _adjust(
     solved = np.linalg.lstsq(rows.T @ rows, rows.T @ (right * weight), rcond=None)[0]
     open_by = np.abs(rows @ solved - right * weight) / weight
     for capture, n in unknown.items():
-        tied[capture] = tied[capture].moved(float(solved[2 * n]), float(solved[2 * n + 1]) / scale)
+        moved = tied[capture].moved(float(solved[2 * n]), float(solved[2 * n + 1]) / scale)
+        if abs(moved.drift) <= MOST_DRIFT:  # else what is there of its pairs leaves that open
+            tied[capture] = moved
     closure: dict[int, float] = {}
     for (pair, _), worst in zip(fits, open_by.reshape(-1, 2).max(axis=1).tolist(), strict=True):
         for capture in (pair.samples.x, pair.samples.y):
