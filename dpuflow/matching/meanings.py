@@ -184,8 +184,7 @@ class Meanings:
             fits = self._read(mine) or (self._layouts[kind] if self.job.near is None else {})
             if not fits:
                 continue
-            lanes = self._lanes(mine)
-            layout, protocol, between = of_protocol(fits, lanes)
+            layout, protocol, between = of_protocol(fits)
             for part in mine:
                 rows = np.concatenate(
                     [
@@ -265,13 +264,11 @@ def _pass_on(lanes: Sequence[Lane], behind: int) -> bool:
     return early <= RARE * seen
 
 
-def of_protocol(
-    fits: dict[int, Layout], lanes: Sequence[Lane]
-) -> tuple[Layout, str | None, tuple[int, int] | None]:
+def of_protocol(fits: dict[int, Layout]) -> tuple[Layout, str | None, tuple[int, int] | None]:
     """The operation with its protocol and bytes, from how it reads with each slot that fits.
 
-    With LL each message of a ring waits for the one before; with Simple two slices go together. A small
-    operation of one message a rank tells nothing of its protocol, so its bytes are one or the other number.
+    A small operation of one message a rank tells nothing of its protocol, so its bytes are one or the other
+    number.
     """
     simple = next((fits[slot] for slot in (RING_SLOT, STEP_SLOT) if slot in fits), None)
     lines = fits.get(LL)
