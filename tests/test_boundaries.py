@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from lane_views import view
 
-from dpuflow.matching.boundaries import Times, counted_cuts, cuts_of
+from dpuflow.matching.boundaries import Times, chained_cuts, counted_cuts, cuts_of
 from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.credited import Pipe
 from dpuflow.matching.lanes import Lane
@@ -74,6 +74,22 @@ def test_counted_cuts_leave_out_what_the_end_cut_off() -> None:
     at = counted_cuts(pipes, times, [np.zeros(len(each.starts), np.int64) for each in times]).at
     assert at[0].tolist() == [0, 0]
     assert at[-1].tolist() == [40, 21]
+
+
+def test_operations_without_a_pause_between_them_are_cut_by_the_sizes_of_one_that_stands_apart() -> None:
+    pipes = [Pipe(a, 1 - a, np.arange(9), 1, NONE.astype(bool), NONE) for a in (0, 1)]
+    times = [Times(np.arange(9) * 10 + k, np.arange(9) * 10 + k + 5) for k in (0, 1)]
+    own, other = [64, 128, 64], [64, 64, 128]
+    begins, ends = np.array([[6, 6]]), np.array([[9, 9]])
+
+    def cut(*sizes: list[int]) -> list[list[int]]:
+        return chained_cuts(pipes, times, [np.array(each) for each in sizes], begins, ends).at.tolist()
+
+    assert cut([*own, *own, *own], [*own, *own, *own]) == [[0, 0], [3, 3], [6, 6], [9, 9]]
+    # Something else between two of them has the cuts of its neighbours.
+    assert cut([*own, *other, *own], [*own, *own, *own]) == [[0, 0], [3, 3], [6, 6], [9, 9]]
+    # What has other sizes on one pipe is not the same operation, so that nothing parts these two.
+    assert cut([*other, *other, *own], [*own, *own, *own]) == [[0, 0], [6, 6], [9, 9]]
 
 
 def test_channels_of_both_trees_are_told_apart_in_a_single_operation() -> None:

@@ -10,7 +10,9 @@ from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import build_entries
 from dpuflow.entries.blockers import Scene, held_senders
 from dpuflow.entries.reactions import law_of
+from dpuflow.matching.buffers import STEP_SLOT
 from dpuflow.matching.model import Instance, InstanceView
+from dpuflow.matching.slots import whole_slots
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Seen, Wire
 
 if TYPE_CHECKING:
@@ -106,3 +108,20 @@ def test_streams_that_ever_overlap_say_nothing_of_each_other() -> None:
     beside = build_entries(rows, instances)
     assert beside.since_ns[[2, 6]].tolist() == [NEVER, NEVER]
     assert beside.since_ns[4] == beside.leave_ns[2]  # the other way round nothing says so
+
+
+def test_entries_of_pat_that_announce_what_it_needs_are_whole_slots_by_their_addresses() -> None:
+    rows = EXCHANGE.zeros(20)
+    rows["connection"], rows["src"], rows["dst"], rows["order"] = 3, 0, 1, np.arange(20)
+    announced = np.full(20, 40_960)
+    in_turn = 4096 + STEP_SLOT * (np.arange(20) % SLOTS)
+    assert (whole_slots(rows, announced, in_turn) == STEP_SLOT).all()
+    # Not where places of a pool are granted, next to each other or anywhere, nor without an address.
+    assert (whole_slots(rows, announced, 4096 + 40_960 * np.arange(20)) == announced).all()
+    assert (whole_slots(rows, announced, 4096 + STEP_SLOT * (np.arange(20) * 7 % 16)) == announced).all()
+    assert (whole_slots(rows, announced, np.full(20, -1)) == announced).all()
+    # A line is judged by itself: the other way's entries stay.
+    rows["src"][10:], rows["dst"][10:], rows["order"][10:] = 1, 0, np.arange(10)
+    assert (
+        whole_slots(rows, announced, np.r_[in_turn[:10], 4096 + 40_960 * np.arange(10)])[10:] == 40_960
+    ).all()
