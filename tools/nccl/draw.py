@@ -28,11 +28,16 @@ PROGRAMS = [
     "local",
     "one",
     "one",
+    "roots",
+    "hier",
+    "ring",
+    "halo",
+    "server",
 ]
 """Programs to choose from; the common ones twice."""
 LONG = 22
 SHORT = 12
-DEEP = ("fsdp", "moe", "pipeline", "tpdp")
+DEEP = ("fsdp", "moe", "pipeline", "tpdp", "ring")
 """Programs with many collectives a step: they get SHORT iterations."""
 
 
@@ -47,6 +52,14 @@ def draw_fault(rng: random.Random, late: int, ms: float) -> dict[str, Any] | Non
     sometimes = {"kind": "sometimes", "rank": late, "ms": 3 * ms, "share": 0.2}
     anyone = {"kind": "random", "range_ms": [1, 8], "prob": 0.4}
     return rng.choice([None, None, persistent, persistent, persistent, sometimes, anyone])
+
+
+def draw_network(rng: random.Random, ranks: int) -> list[dict[str, Any]]:
+    """Mostly nothing; or a node whose packets get lost, or whose link is narrow."""
+    node = rng.randrange(ranks)
+    loss = {"kind": "loss", "node": node, "permille": rng.choice([2, 5])}
+    narrow = {"kind": "rate", "node": node, "rate": rng.choice(["500mbit", "1gbit"])}
+    return rng.choice([[], [], [], [], [], [], [loss], [narrow]])
 
 
 def draw_params(rng: random.Random, ranks: int) -> dict[str, dict[str, Any]]:
@@ -97,6 +110,15 @@ def draw_params(rng: random.Random, ranks: int) -> dict[str, dict[str, Any]]:
             "size": draw_size(rng, 16, 20) // (ranks * 64) * ranks * 64,
             "root": rng.randrange(ranks),
         },
+        "roots": {
+            "ms": ms,
+            "size": draw_size(rng, 12, 18),
+            "ops": rng.sample(["reduce", "broadcast", "gather", "scatter"], rng.randint(1, 3)),
+        },
+        "hier": {"ms": ms, "size": draw_size(rng, 15, 19), "per": 2},
+        "ring": {"ms": ms, "size": draw_size(rng, 15, 19), "hop_ms": round(rng.uniform(0.3, 1), 2)},
+        "halo": {"ms": ms, "size": draw_size(rng, 12, 18), "every": rng.randint(1, 4)},
+        "server": {"ms": ms, "size": draw_size(rng, 14, 18)},
     }
 
 
@@ -106,7 +128,7 @@ def draw_job(rng: random.Random, name: str, seed: int) -> dict[str, Any]:
     program = rng.choice(PROGRAMS)
     if program == "pipeline":
         ranks = rng.choice([2, 3, 4])
-    if program == "tpdp":
+    if program in ("tpdp", "hier"):
         ranks = rng.choice([4, 6, 8])
     fault = draw_fault(rng, rng.randrange(ranks), round(rng.uniform(1, 6), 2))
     params = draw_params(rng, ranks)[program]
@@ -120,6 +142,7 @@ def draw_job(rng: random.Random, name: str, seed: int) -> dict[str, Any]:
         "fault": fault,
         "offloads": rng.random() < 0.5,
         "mode": rng.choice(["gpu", "gpu", "gpu", "host"]),
+        "network": draw_network(rng, ranks),
         "limit_s": 15,
     }
 

@@ -364,10 +364,8 @@ def p_ring(r: Rank, p: Params) -> None:
     """Ring attention: keys and values go round, then a small all_reduce."""
     for s in steps(r):
         r.work(p["ms"], s)
-        for hop in range(r.size - 1):
-            work = r.lib.isend(p["size"], (r.rank + 1) % r.size, hop)
-            r.lib.recv(p["size"], (r.rank - 1) % r.size, hop)
-            work.wait()
+        for _ in range(r.size - 1):
+            r.lib.exchange(p["size"], [(r.rank + 1) % r.size], [(r.rank - 1) % r.size])
             r.work(p["hop_ms"])
         r.all_reduce(s, 4)
 
@@ -377,11 +375,7 @@ def p_halo(r: Rank, p: Params) -> None:
     for s in steps(r):
         r.work(p["ms"], s)
         near = [x for x in (r.rank - 1, r.rank + 1) if 0 <= x < r.size]
-        works = [r.lib.isend(p["size"], x, 5) for x in near]
-        for x in near:
-            r.lib.recv(p["size"], x, 5)
-        for work in works:
-            work.wait()
+        r.lib.exchange(p["size"], near, near)
         if s % p["every"] == 0:
             r.all_reduce(s, 8)
 

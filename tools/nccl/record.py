@@ -44,6 +44,8 @@ ROCE = {
 FIRST_PORT = 29600
 PORT_STEP = 7
 START_S = 120
+RETRIES = 3
+RETRY_S = 4
 LIMIT_S = 30
 """Seconds for a job that names no ``limit_s``."""
 SETTLE_S = 0.3
@@ -325,6 +327,17 @@ def read_logs(folder: Path, nodes: int) -> tuple[dict[int, list[Json]], dict[int
     return logs, clocks
 
 
+def start_workers(nodes: int, net: str, environment: dict[str, str], logs: Path) -> Workers:
+    """Workers, tried again: MPS takes no clients for some seconds after others of it were killed."""
+    for _ in range(RETRIES):
+        try:
+            return Workers(nodes, net, environment, logs)
+        except RuntimeError as error:
+            print(error, flush=True)
+            time.sleep(RETRY_S)
+    return Workers(nodes, net, environment, logs)
+
+
 def record(job: Json, port: int, workers: Workers, program: Path, out: Path, net: str) -> tuple[bool, str]:
     """Run one job and write its case; whether all ranks came through, and a line about it."""
     nodes, folder = job["ranks"], out / job["name"]
@@ -364,9 +377,12 @@ def run(jobs: list[Json], options: argparse.Namespace, built: Path) -> bool:
             if time.time() > deadline:
                 print("time is up before", job["name"], flush=True)
                 return False
-            workers = workers or Workers(nodes, options.net, environment, options.out)
+            workers = workers or start_workers(nodes, options.net, environment, options.out)
             port = FIRST_PORT + PORT_STEP * number
-            fine, line = record(job, port, workers, built / "capture", options.out, options.net)
+            try:
+                fine, line = record(job, port, workers, built / "capture", options.out, options.net)
+            except RuntimeError as error:  # a network fault that this machine cannot make
+                fine, line = False, f"{job['name']}: FAILED {error}"
             print(line, flush=True)
             if not fine:
                 whole = False

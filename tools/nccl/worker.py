@@ -253,6 +253,17 @@ class Library:
     def recv(self, size: int, by: int, _tag: int) -> None:
         self.dist.recv(self.data(size), by)
 
+    def exchange(self, size: int, to: Sequence[int], by: Sequence[int]) -> None:
+        """Send to some and receive from some at once.
+
+        NCCL asks for a group here: of two ranks that both send first, neither connects.
+        """
+        P2POp = self.dist.P2POp
+        sends = [P2POp(self.dist.isend, self.data(size), peer) for peer in to]
+        receives = [P2POp(self.dist.irecv, self.data(size), peer) for peer in by]
+        for work in self.dist.batch_isend_irecv(sends + receives):
+            work.wait()
+
 
 def run_job(torch: Any, clock: GpuClock | HostClock, rank: int, job: dict[str, Any]) -> None:
     """Run a job's program and write its log, with stamps in place of their numbers."""
