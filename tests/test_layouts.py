@@ -126,6 +126,8 @@ def test_trees_span_all_ranks_and_most_are_leaves_somewhere(n: int) -> None:
     assert n - len(leaves) <= (n % 2)
     assert binary_tree(4) == (-1, 2, 0, 2)
     assert sum(pat_dimensions(n).values()) == n - 1
+    above = 1 << (n - 1).bit_length()
+    assert sum(pat_dimensions(n, above).values()) == above - 1  # with gaps for ranks that there are not
 
 
 def test_trees_free_ranks_are_leaves_and_what_comes_down_waits() -> None:

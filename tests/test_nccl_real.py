@@ -52,6 +52,16 @@ def test_what_a_connection_goes_on_with_takes_always_as_long() -> None:
     came = np.cumsum(random.integers(100, 1000, (20, 2, 6)), axis=2)
     left = came[:, ::-1] + 40 + random.integers(0, 5, came.shape)
     left[3] = NEVER
-    found = _goes_on(came, left)
+    any_size = np.ones((2, 2), bool)
+    found = _goes_on(came, left, any_size)
     assert found is not None
     assert found.tolist() == [1, 0]
+    # Nothing leaves before it has come: that tells more than how evenly it follows, and sizes tell all.
+    left[:, 0] += random.integers(0, 3000, (20, 6))
+    left[3] = NEVER
+    found = _goes_on(came, left, any_size)
+    assert found is not None
+    assert found.tolist() == [1, 0]
+    found = _goes_on(came, np.maximum(left, came.max() + 1), np.eye(2, dtype=bool))
+    assert found is not None
+    assert found.tolist() == [0, 1]

@@ -6,9 +6,10 @@ from collections import Counter
 
 import pytest
 
+from dpuflow.schedules.nccl import pat_dimensions
 from dpuflow.synth import algorithms
 from dpuflow.synth.algorithms import Lane, double_tree
-from dpuflow.synth.pat import _gather, _scatter, depth_first, gather_messages
+from dpuflow.synth.pat import _gather, _scatter, depth_first, far_first, pat_messages
 from dpuflow.synth.sizes import PROTOCOLS, channels_for, deal, p2p_chunks, p2p_parts
 from dpuflow.wire.nccl import NCCL_STEPS
 
@@ -123,9 +124,9 @@ def test_pat_s_order_of_branches() -> None:
 @pytest.mark.parametrize("scatter", [False, True])
 def test_pat_brings_every_block_to_everybody(ranks: int, block: int, scatter: bool) -> None:
     """Played rank by rank: whoever sends a block has it, or has all the parts of the sum below it."""
-    messages = gather_messages(ranks, block)
+    messages = pat_messages(ranks, block, scatter)
     assert sorted(s for m in messages for s in m.blocks) == list(range(1, ranks))
-    assert max(len(m.blocks) for m in messages) * block <= max(block, 512 * KIB)
+    assert max(m.room for m in messages) * block <= max(block, 512 * KIB)
     held: set[int] = {0} if not scatter else set()
     came: set[int] = set()
     for sends, message in _scatter(messages) if scatter else _gather(messages):
@@ -142,8 +143,33 @@ def test_pat_brings_every_block_to_everybody(ranks: int, block: int, scatter: bo
 
 def test_pat_aggregates_small_blocks() -> None:
     """Eight ranks and small blocks: a message a dimension, of 1, 2 and 4 blocks (Bruck's pattern)."""
-    assert sorted((m.dimension, len(m.blocks)) for m in gather_messages(8, 1024)) == [(0, 4), (1, 2), (2, 1)]
-    assert len(gather_messages(8, 512 * KIB)) == 7
+    small = pat_messages(8, 1024, scatter=False)
+    assert sorted((m.dimension, len(m.blocks)) for m in small) == [(0, 4), (1, 2), (2, 1)]
+    assert len(pat_messages(8, 512 * KIB, scatter=False)) == 7
+
+
+def test_pat_s_reduce_scatter_leaves_room_for_ranks_that_there_are_not() -> None:
+    """Six ranks, as NCCL 2.28.9 was recorded: 10,944 bytes a block, messages of 43,776, 21,888 and 10,944."""
+    assert far_first(4) == [3, 1, 2, 0]
+    messages = pat_messages(6, 10_944, scatter=True)
+    assert sorted((m.dimension, m.blocks, m.room) for m in messages) == [
+        (0, (3, 5, 1), 4),
+        (1, (2,), 2),
+        (2, (4,), 1),
+    ]
+    gathered = pat_messages(6, 43_776, scatter=False)  # of these three, one and one were seen
+    assert Counter(m.dimension for m in gathered) == {0: 1, 1: 1, 2: 1}
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 5, 6, 7, 8, 12, 16, 33])
+@pytest.mark.parametrize("block", [1, 60_000, 200_000, 512 * KIB])
+def test_pat_s_messages_are_as_many_blocks_as_its_schedule_says(ranks: int, block: int) -> None:
+    messages = pat_messages(ranks, block, scatter=True)
+    share = max(m.room for m in messages)
+    bytes_of: Counter[int] = Counter()
+    for message in messages:
+        bytes_of[1 << message.dimension] += message.room
+    assert bytes_of == pat_dimensions(ranks, share)
 
 
 @pytest.mark.parametrize(
@@ -160,7 +186,7 @@ def test_parts_of_a_send(size: int, channels: int, parts: list[int]) -> None:
 def test_pat_never_waits_for_a_slot_that_only_a_later_receive_gives_back(ranks, order):
     """All ranks run one program: more than eight messages of a dimension not received stopped 64 ranks."""
     waiting: dict[int, int] = {}
-    for sends, message in order(gather_messages(ranks, 1 << 18)):
+    for sends, message in order(pat_messages(ranks, 1 << 18, order is _scatter)):
         waiting[message.dimension] = waiting.get(message.dimension, 0) + (1 if sends else -1)
         assert 0 <= waiting[message.dimension] <= NCCL_STEPS
     assert not any(waiting.values())

@@ -72,12 +72,14 @@ def _channels(picked: Picked, shaped: Ints, ring: Ints, slices: int) -> Ints | N
     ``ring``: rows of the senders one after the other.
     """
     starts, arrivals = started_ns(picked)[shaped], picked["arrived_end_ns"][shaped]
+    largest = picked["bytes"][shaped[0]].max(axis=2)
     n, count = shaped.shape[1:3]
     channel = np.zeros((n, count), np.int64)
     channel[ring[0]] = np.arange(count)
     for place in range(1, n + 1):
         before, here = ring[place - 1], ring[place % n]
-        goes_on = _goes_on(arrivals[:, before, :, :-slices], starts[:, here, :, slices:])
+        alike = largest[before][:, None] == largest[here][None, :]
+        goes_on = _goes_on(arrivals[:, before, :, :-slices], starts[:, here, :, slices:], alike)
         if goes_on is None:
             return None
         mine = np.empty(count, np.int64)
@@ -88,20 +90,23 @@ def _channels(picked: Picked, shaped: Ints, ring: Ints, slices: int) -> Ints | N
     return None
 
 
-def _goes_on(came: Ints, left: Ints) -> Ints | None:
+def _goes_on(came: Ints, left: Ints, alike: NDArray[np.bool_]) -> Ints | None:
     """For each connection into a rank the one out of it that goes on with its messages.
 
-    (operations, connections, messages): when each came, and when that which needs it left. How long that took
-    differs least for those of one channel; another one's comes as much before as its own goes on later.
+    (operations, connections, messages): when each came, and when that which needs it left. Of one channel
+    nothing leaves before it has come; and how long that took differs least, for another one's comes as much
+    before as its own goes on later. ``alike``: whose largest messages are of one size, (into, out).
     """
     count = came.shape[1]
     cost = np.full((count, count), np.inf)
+    end = left.max(initial=0)
+    longest = max(float(end - came[came != NEVER].min(initial=end)), 1.0)
     for into in range(count):
         for out in range(count):
             took = (left[:, out] - came[:, into])[(left[:, out] != NEVER) & (came[:, into] != NEVER)]
-            if len(took) and (took < 0).mean() <= 1 - EXPLAINED:
+            if alike[into, out] and len(took) and (took < 0).mean() <= 1 - EXPLAINED:
                 low, high = percentiles(np.sort(took), (25, 75))
-                cost[into, out] = high - low
+                cost[into, out] = (took < 0).mean() + (high - low) / longest
     chosen = np.full(count, -1)
     for _ in range(count):
         into, out = divmod(int(np.argmin(cost)), count)

@@ -16,6 +16,7 @@ import numpy as np
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries.acts import first_acts
 from dpuflow.entries.blockers import Scene, credited, find_blockers, inputs_and_offers, packet_times, solve
+from dpuflow.entries.calling import called
 from dpuflow.entries.handover import consumed, granted_data_ns, typical, waited_sends
 from dpuflow.entries.heard import likely_entries
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before, nonblocking
@@ -159,7 +160,19 @@ def _solved(scene: Scene, joined: Joined) -> tuple[Entries, NDArray[np.int64]]:
     # No message shows how long work takes.
     since_act = np.select([waited, allowed], [queued.called, NONE32], entries.since_act)
     stalled = _stalled(entries, scene.law)
-    dated = replace(entries, rule=rule, after=after, since_ns=since, since_act=since_act, stalled_ns=stalled)
+    by_call = called(scene, rule)
+    rule = np.where(by_call.rows, int(Rule.CALLED), rule)
+    dated = replace(
+        entries,
+        enter_ns=by_call.enter_ns,
+        rule=rule,
+        act=by_call.act,
+        after=after,
+        since_ns=since,
+        since_act=since_act,
+        stalled_ns=stalled,
+        lag_ns=np.where(by_call.rows, by_call.error_ns, entries.lag_ns),
+    )
     return dated, np.where(waited, queued.lead_ns, NEVER)
 
 

@@ -66,7 +66,8 @@ def margins_of(scene: Scene, dated: Entries, joined: Joined, lead_ns: Ints) -> M
         by_threads(dated, exchanges, scene.instances),
         by_proxies(dated, exchanges, scene.instances),
     )
-    spread = spreads(dated, held, threads, law, of_row)
+    asleep = of_wires(dated, exchanges, scene.instances, lambda wire: wire == Wire.NCCL_DATA)
+    spread = spreads(dated, held, threads, asleep, law, of_row)
     apart = np.nan_to_num(law.apart_ns, nan=0.0).round().astype(np.int64)
     clock, clock_ns = clocks(dated, joined)
     # Open MPI's caller sends itself: nobody has to wake up for it.
@@ -113,15 +114,17 @@ def by_threads(entries: Entries, exchanges: Rows | Picked, instances: Sequence[I
     return of_wires(entries, exchanges, instances, lambda wire: is_gloo(wire) or wire == Wire.TCP_BURST)
 
 
-def spreads(entries: Entries, held_ns: Ints, threads: Bools, law: Law, of_row: Ints) -> Ints:
+def spreads(entries: Entries, held_ns: Ints, threads: Bools, asleep: Bools, law: Law, of_row: Ints) -> Ints:
     """Per row how far two hand-overs of its group differ, in 95 of 100 cases, ns; NEVER where not known.
 
     Entries scatter by the hand-over, but also by what ranks really differ by; so do the times from leaving
     one collective to entering the next, less what a peer handed on. The smaller of the two counts.
     Reactions bound it from above. Where the caller itself sends, as in Open MPI, an entry wakes nobody up,
     and the median reaction, which does, is more than its scatter. Where a call wakes a ``thread`` of the
-    library and that wakes another, two hand-overs scatter as reactions do. ``held_ns``: how long receiving
-    may have held up each entry.
+    library and that wakes another, two hand-overs scatter as reactions do. NCCL's proxy thread is awake in
+    mid-operation and may be ``asleep`` before (src/proxy.cc ncclProxyGetPostedOps): over sockets, where it
+    shares processors with the kernel's work, the worst reaction alone bounds that. ``held_ns``: how long
+    receiving may have held up each entry.
     """
     usable = entries.exact & entries.whole
     work = usable & (entries.since_ns != NEVER)
@@ -141,6 +144,7 @@ def spreads(entries: Entries, held_ns: Ints, threads: Bools, law: Law, of_row: I
         middle, most = float(law.median_ns[first]), float(law.most_ns[first])
         if not np.isnan(middle):
             low, high = (2 * middle, 2 * most) if threads[first] else (0.0, middle)
+            high = float(law.worst_ns[first]) if asleep[first] else high
             bound = high if np.isnan(bound) else min(max(bound, low), high)
         if not np.isnan(bound):
             out[mine] = round(bound)

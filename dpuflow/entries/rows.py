@@ -62,6 +62,7 @@ class Rule(IntEnum):
     MISSING = 19  # unobservable: packets are missing from what its rank sent and received
     OVERLAPS = 20  # unobservable: its rank had not left the operation before it
     WITHIN = 21  # exact: a message that had waited for another GPU of its node (``within``)
+    CALLED = 22  # exact: its first credit, which its host posts when it calls (``calling``)
     WAITED = 15  # at most: a message shows that it had entered; it may have waited for others nobody saw
 
 
@@ -88,6 +89,7 @@ RULES: dict[Rule, tuple[str, str]] = {
         "at_most",
         "first message that shows it had entered; it, or one that it waited for, held it back",
     ),
+    Rule.CALLED: ("exact", "its first credit, which its host posts when it calls"),
     Rule.WITHIN: ("exact", "first message that another GPU of its node had a part in"),
 }
 """Rule -> (bound, why)."""

@@ -5,7 +5,8 @@ algorithm, the ranks in order and the bytes of the buffer as on the wire, or Non
 has such messages: they are held against each algorithm as it would be seen (``lanes.View``).
 
 PAT, at all nodes or at some: a rank passes blocks to ranks a power of two away, as many as numbers of ranks
-have it as lowest bit, and gets as many from as far. Only one number has the highest power as lowest bit, so
+have it as lowest bit, and gets as many from as far. Where blocks share a message of a reduce_scatter it has
+gaps for numbers that are no rank's, as long as blocks. Only one number has the highest power as lowest bit, so
 that peer gets one block; all of them together are the other ranks' blocks. So each captured rank tells the
 bytes of a block, and how many ranks there are. An all_gather sends far first, a reduce_scatter to its
 neighbour: with three ranks both are alike. Where only some nodes were captured it stays open which of two
@@ -110,16 +111,19 @@ def pat_of(view: View) -> Layout | None:
     for lane in view.lanes:
         carried[lane[:2]] += int(lane.sizes.sum())
     back = Counter({(dst, src): size for (src, dst), size in carried.items()})
-    told = {_blocks(way, rank) for rank in own for way in (carried, back)}
-    found = told.pop()
-    if told or found is None:
+    ranks = len(view.members) if view.whole else view.among
+    told = set.intersection(*(_blocks(way, rank, ranks) for rank in own for way in (carried, back)))
+    if not view.whole:
+        told = {each for each in told if all(_meets(carried, rank, *each) for rank in own)}
+    if len(told) != 1:
         return None
-    n, block = found
+    ((n, block, share),) = told
     if view.whole:
-        return _pat_of_all(view, carried, block)
-    if view.among not in (0, n) or len(view.members) > n or n < 3:
+        return _pat_of_all(view, carried, block, share)
+    if len(view.members) > n or n < 3:
         return None
     ops = BOTH if n == len(pat_dimensions(n)) + 1 else (BOTH[not _far_first(view, own)],)
+    ops = ops if share == 1 else BOTH[1:]
     place = {end: number for number, end in enumerate(view.members)}
     edges = sorted((place[src], place[dst], size // block) for (src, dst), size in carried.items())
     return Layout(
@@ -133,42 +137,56 @@ def pat_of(view: View) -> Layout | None:
     )
 
 
-def _pat_of_all(view: View, carried: Carried, block: int) -> Layout | None:
+def _pat_of_all(view: View, carried: Carried, block: int, share: int) -> Layout | None:
     """The same with the order of the ranks, where all of it was seen."""
     n = len(view.members)
+    ops = BOTH if share == 1 else BOTH[1:]
     orders = [view.members]
     around = _around(carried, view.members)
     if around is not None:
         # Numbered otherwise: the other way round all_gather looks like reduce_scatter, but sends far first.
         orders += [around, around[::-1]]
     for order in orders:
-        fits = [op for op in BOTH if carried == _passed(op, order, block)]
+        fits = [op for op in ops if carried == _passed(pat(op, n, share), order, block)]
         first = BOTH[not _far_first(view, order)] if len(fits) == 1 else None
         if len(fits) == 2 or (fits and order is view.members) or first in fits:
             size = block if fits[0] == Op.ALL_GATHER else block * n
-            return Layout(fits[0], pat(fits[0], n), order, size, alike=tuple(fits[1:]))
+            return Layout(fits[0], pat(fits[0], n, share), order, size, alike=tuple(fits[1:]))
     return None
 
 
-def _blocks(carried: Carried, rank: int) -> tuple[int, int] | None:
-    """Ranks and bytes of a block, by what a rank sends."""
+def _blocks(carried: Carried, rank: int, ranks: int) -> set[tuple[int, int, int]]:
+    """Of how many ranks (``ranks``, if not 0), bytes of a block, and blocks that share a message it may be what
+    a rank sends; of several with the same bytes the one whose messages have the fewest blocks."""
     sizes = sorted(size for (own, _), size in carried.items() if own == rank)
     if not sizes or not sizes[0] or any(size % sizes[0] for size in sizes):
-        return None
+        return set()
     counts = [size // sizes[0] for size in sizes]
-    n = 1 + sum(counts)
-    if len(counts) != (n - 1).bit_length():  # peers at distances 1, 2, 4, ... below n
-        return None
-    return (n, sizes[0]) if counts == sorted(pat_dimensions(n).values()) else None
+    most = 1 << len(counts)  # peers at distances 1, 2, 4, ... below the number of ranks
+    found: dict[int, tuple[int, int, int]] = {}
+    for n in (ranks,) if ranks else range(most // 2 + 1, most + 1):
+        for share in (1 << k for k in range(len(counts))):
+            if counts == sorted(pat_dimensions(n, share).values()):
+                found.setdefault(n, (n, sizes[0], share))
+    return set(found.values())
 
 
-def _passed(op: Op, order: list[int], block: int) -> Carried:
-    """Bytes that each pair carries in PAT."""
-    n, away = len(order), -1 if op == Op.ALL_GATHER else 1
+def _meets(carried: Carried, rank: int, n: int, block: int, share: int) -> bool:
+    """Whether as many peers as there would be among ``n`` ranks get from a rank and send to it, and as much:
+    one so far on and another so far back are the same where both distances make up ``n``."""
+    blocks = pat_dimensions(n, share)
+    should = sorted((size, blocks[n - far]) for far, size in blocks.items() if n - far in blocks)
+    gets = {dst: size // block for (src, dst), size in carried.items() if src == rank}
+    sends = {src: size // block for (src, dst), size in carried.items() if dst == rank}
+    return sorted((gets[end], sends[end]) for end in gets.keys() & sends.keys()) == should
+
+
+def _passed(algorithm: Algorithm, order: list[int], block: int) -> Carried:
+    """Bytes that each pair carries, where each rank has a block of so many."""
+    size = block if algorithm.op == Op.ALL_GATHER else block * len(order)
     found: Carried = Counter()
-    for distance, blocks in pat_dimensions(n).items():
-        for place, end in enumerate(order):
-            found[end, order[(place + away * distance) % n]] += blocks * block
+    for send in algorithm.sends(len(order), size, 0):
+        found[order[send.src], order[send.dst]] += round(send.size)
     return found
 
 

@@ -43,6 +43,8 @@ LEAST: Final = 2
 """Slots of a connection: eight, fewer where up to eight peers' sends and receives go together (net.cc)."""
 PACE: Final = 4
 """Entries that wait for a chunk to be taken come so many times as slowly as those that are posted at once."""
+MOSTLY: Final = 2 / 3
+"""Of the ways of a call, those that speak for all."""
 FEW: Final = 3
 """Parts alike from which on they are a habit."""
 
@@ -305,6 +307,11 @@ class Parts:
         other.close(Counter())
         return other
 
+    def cut_at(self, times: Ints) -> Ints:
+        """Where parts would begin that were cut at these times, and the end."""
+        at = np.searchsorted(np.maximum.accumulate(self.starts), times)
+        return np.asarray(np.r_[0, at, len(self.rows)], np.int64)
+
     def piece(self, number: int) -> Ints:
         """The rows of a part."""
         return self.rows[self.begins[number] : self.begins[number + 1]]
@@ -334,6 +341,27 @@ class Transfers(NamedTuple):
             self.next_ns[low:high],
             self.begun,
         )
+
+
+def common_cuts(lanes: Sequence[Parts]) -> dict[int, Ints]:
+    """By endpoint the times between its calls: after all it sent and got in one, before all it sends next.
+
+    From ways that have as many parts as most; empty where fewer than ``MOSTLY`` have.
+    """
+    (count, often), *_ = Counter(len(lane.start_ns) for lane in lanes).most_common(1)
+    if often < MOSTLY * len(lanes):
+        return {}
+    agreeing = [lane for lane in lanes if len(lane.start_ns) == count]
+    found: dict[int, Ints] = {}
+    for end in {end for lane in lanes for end in lane.edge}:
+        sends = [lane.start_ns[1:] for lane in agreeing if lane.edge[0] == end]
+        through = np.array([lane.end_ns[:-1] for lane in agreeing if end in lane.edge])
+        if not sends:
+            return {}
+        first = np.median(sends, axis=0)
+        last = np.where(through.max(axis=0) < first, through.max(axis=0), np.median(through, axis=0))
+        found[end] = np.where(last < first, (last + first) / 2, first).astype(np.int64)
+    return found
 
 
 def transfers_of(lanes: Sequence[Parts]) -> list[Transfers]:

@@ -25,7 +25,7 @@ from dpuflow.arrays.ordering import classes, numbered, order_within, spans
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
 from dpuflow.matching.credited import connections_of, credited_instances
 from dpuflow.matching.model import MOST, Instance, InstanceView
-from dpuflow.matching.parts import Parts, Sending, by_message, lines_of, transfers_of
+from dpuflow.matching.parts import Parts, Sending, by_message, common_cuts, lines_of, transfers_of
 from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import Streams
 from dpuflow.schedules.graph import dependencies
@@ -178,6 +178,7 @@ def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance]
             if not lane.registered:
                 lane.cut(known)
             lane.close(known)
+    _cut_alike(by, known)
     every = [each for lanes in by.values() for each in transfers_of(lanes)]
     found, every = calls_over_rails(job, every, asked) if job.near is None else ([], every)
     calls, left = _told_apart(job, every, by)
@@ -186,6 +187,29 @@ def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance]
     for each in left:
         found += _sent(job, each, handed=_may_hand_over(each.edge, len(by[each.edge]), job.nodes))
     return found, np.setdiff1d(rows, np.concatenate([lane.rows for lanes in by.values() for lane in lanes]))
+
+
+def _cut_alike(by: Mapping[Edge, Sequence[Parts]], known: Counter[tuple[int, int]]) -> None:
+    """Cut all ways where most are, if all send to all, and each has something between any two cuts.
+
+    Of calls of all with all nobody begins one before it is through with the one before. What a stall or a
+    late stamp has one way look like, the others tell.
+    """
+    for group in connected(by, lambda edge: edge):
+        ends = {end for edge in group for end in edge}
+        lanes = [lane for edge in group for lane in by[edge]]
+        if (
+            len(ends) < 3
+            or len(group) < len(ends) * (len(ends) - 1)
+            or any(lane.registered for lane in lanes)
+        ):
+            continue
+        times = common_cuts(lanes)
+        cuts = [lane.cut_at(times[lane.edge[0]]) for lane in lanes] if times else []
+        if all((np.diff(cut) > 0).all() for cut in cuts):
+            for lane, cut in zip(lanes, cuts, strict=False):
+                lane.begins = cut
+                lane.close(known)
 
 
 def _own_lines(job: Job, rows: Ints, announced: Ints, asked: Ints) -> dict[Edge, list[Parts]]:

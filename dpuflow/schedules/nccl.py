@@ -83,27 +83,34 @@ def _depth(parents: Parents, place: int) -> int:
     return depth
 
 
-def pat_dimensions(n: int) -> dict[int, int]:
-    """How many blocks a rank of PAT passes to the one so far away (a power of two), of all n - 1."""
+def pat_dimensions(n: int, share: int = 1) -> dict[int, int]:
+    """How many blocks a rank of PAT passes to the one so far away (a power of two), of all n - 1.
+
+    ``share``: how many blocks share a message of a reduce_scatter, a power of two. It has gaps then for
+    blocks of ranks that there are not (NCCL 2.28 PatRSAlgorithm: mirrorInvert, sendOffset), and they count.
+    """
+    above = 1 << (n - 1).bit_length()
     found: dict[int, int] = {}
-    for distance in range(1, n):
-        low = distance & -distance
-        found[low] = found.get(low, 0) + 1
+    for number in range(1, n):
+        low = number & -number
+        room = min(share, above // (2 * low))  # blocks of a message; the first one it has tells it
+        if number < above // room:
+            found[low] = found.get(low, 0) + room
     return found
 
 
 @lru_cache(maxsize=256)
-def pat(op: Op, n: int) -> Algorithm:
+def pat(op: Op, n: int, share: int = 1) -> Algorithm:
     """Parallel aggregated trees of ``op``, all_gather or reduce_scatter, for ``n`` ranks.
 
-    Which blocks share a message depends on their size, so the inputs of a message are not told: all are given
-    as of one step. A rank's first one needs none, in both operations.
+    ``share`` as in ``pat_dimensions``. Which blocks share a message depends on their size, so the inputs of a
+    message are not told: all are given as of one step. A rank's first one needs none, in both operations.
     """
     away = -1 if op == Op.ALL_GATHER else 1
 
     def sends(n: int, size: float, root: int) -> Iterator[Send]:
         block = size if op == Op.ALL_GATHER else size / n
-        for distance, blocks in pat_dimensions(n).items():
+        for distance, blocks in pat_dimensions(n, share).items():
             for rank in range(n):
                 yield Send(0, rank, (rank + away * distance) % n, block * blocks)
 

@@ -3,8 +3,10 @@
 Every rank passes the same sequence of messages, told by distance: the block of the rank ``s`` further on
 comes to it over the dimension of the lowest bit of ``s``, from the rank that much further on. The trees of
 all blocks run in depth-first order, far branches first, and blocks ``delta`` apart share messages as long as
-a slot holds them. reduce_scatter is the same backwards. Source: NCCL 2.23 src/include/collectives.h
-(PatAGAlgorithm, PatRSAlgorithm). What differs: a slot is given back at its first use, not at its last.
+a slot holds them. reduce_scatter is the same backwards, but that the blocks of a message lie in the order of
+their numbers' bits read backwards, with gaps for those of ranks that there are not. Source: NCCL 2.28
+src/include/collectives.h (PatAGAlgorithm, PatRSAlgorithm), src/device/prims_simple.h (patReduce). What
+differs: a slot is given back at its first use, not at its last.
 """
 
 from __future__ import annotations
@@ -24,6 +26,7 @@ class Message(NamedTuple):
 
     dimension: int
     blocks: tuple[int, ...]
+    room: int  # how many blocks it is as long as
 
 
 def lowest(value: int) -> int:
@@ -46,8 +49,15 @@ def depth_first(width: int) -> Iterator[int]:
 SLOT: Final = PROTOCOLS["simple"].slot
 
 
-def gather_messages(ranks: int, block: int, slot: int = SLOT) -> list[Message]:
-    """The messages of an all_gather of ``block`` bytes a rank, in order of their sending."""
+def far_first(count: int) -> list[int]:
+    """Numbers below ``count`` (a power of two) by their bits read backwards, highest first: 3 1 2 0 of 4."""
+    bits = count.bit_length() - 1
+    return [int(f"{count - 1 - a:0{bits}b}"[::-1], 2) if bits else 0 for a in range(count)]
+
+
+def pat_messages(ranks: int, block: int, scatter: bool, slot: int = SLOT) -> list[Message]:
+    """The messages of an all_gather of ``block`` bytes a rank, in order of their sending; of a reduce_scatter
+    (``scatter``) in the reverse order."""
     delta = 1 << (ranks - 1).bit_length()
     share = 1
     while slot // (block * share) >= 2 and share < ranks // 2:
@@ -58,9 +68,13 @@ def gather_messages(ranks: int, block: int, slot: int = SLOT) -> list[Message]:
     found: list[Message] = []
 
     def add(distances: list[int]) -> None:
-        there = [s for s in distances if s < ranks]
-        for i in range(0, len(there), share):
-            found.append(Message(lowest(there[i]), tuple(there[i : i + share])))
+        if scatter:
+            distances = [distances[k] for k in far_first(len(distances))]
+        groups = [distances[i : i + share] for i in range(0, len(distances), share)]
+        for group in groups[::-1] if scatter else groups:
+            blocks = tuple(s for s in group if s < ranks)
+            if blocks:
+                found.append(Message(lowest(group[0]), blocks, len(group) if scatter else len(blocks)))
 
     scale = factor // 2
     while scale:
@@ -77,14 +91,14 @@ def pat(channel: int, order: Sequence[int], size: int, scatter: bool, slot: int 
     lanes: dict[int, list[Stretch]] = {rank: [] for rank in order}
     for at in range(0, size, slot):
         block = min(slot, size - at)
-        messages = gather_messages(ranks, block, slot)
+        messages = pat_messages(ranks, block, scatter, slot)
         steps = list(_scatter(messages)) if scatter else list(_gather(messages))
         for place, rank in enumerate(order):
             for sends, message in steps:
                 # all_gather sends down, towards lower ranks; reduce_scatter the other way.
                 away = (1 << message.dimension) * (1 if sends == scatter else -1)
                 other = (order[(place + away) % ranks],)
-                bytes_ = (len(message.blocks) * block,)
+                bytes_ = (message.room * block,)
                 lanes[rank].append(Stretch(() if sends else other, other if sends else (), bytes_))
     return {rank: merged(channel, stretches) for rank, stretches in lanes.items()}
 

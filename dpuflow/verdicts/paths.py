@@ -151,16 +151,24 @@ class Paths:
         left = self.end[sent] if sent >= 0 else NEVER
         entered = self.enter[row] if self.enter[row] <= self.now else NEVER
         bounded = not self.exact[row] and arrived != NEVER  # its first act may have followed from that
-        if not bounded and entered >= max(arrived, left):
+        if not bounded and NEVER < entered >= max(arrived, left):
             self._to(entered, what, row)
             return self._entered(row, self.before[row])
-        if max(arrived, left) == NEVER:
+        if max(arrived, left) == NEVER or self._called(row, max(arrived, left), what):
             return self._entered(row, self.before[row])
         if left > arrived:
             self._to(left, what, row)
             return self._sent(sent)
         self._to(arrived, What.FIRST if bounded and entered == self.now else what, row)
         return self._sent(came)
+
+    def _called(self, row: int, since: int, what: What) -> bool:
+        """Whether a credit came with its rank's own call: nearer to its entry than to what it did before.
+
+        Hosts that run ahead of their GPUs post credits when what was before is done (``entries.calling``).
+        """
+        ahead = self.enter[row] - self.now
+        return what == What.CREDIT and 0 < ahead <= self.now - since
 
     def _sent(self, exchange: int) -> Hop:
         """Back along a message to what it had waited for at its sender: a credit, or what came before."""
