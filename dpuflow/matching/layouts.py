@@ -6,8 +6,8 @@ has such messages: they are held against each algorithm as it would be seen (``l
 
 PAT, at all nodes or at some: a rank passes blocks to ranks a power of two away, as many as numbers of ranks
 have it as lowest bit, and gets as many from as far. Where blocks share a message of a reduce_scatter it has
-gaps for numbers that are no rank's, as long as blocks. Only one number has the highest power as lowest bit, so
-that peer gets one block; all of them together are the other ranks' blocks. So each captured rank tells the
+gaps for numbers that are no rank's, as long as blocks. Only one number has the highest power as lowest
+bit, so that peer gets one block; all of them together are the other ranks' blocks. So each captured rank tells the
 bytes of a block, and how many ranks there are. An all_gather sends far first, a reduce_scatter to its
 neighbour: with three ranks both are alike. Where only some nodes were captured it stays open which of two
 peers that get as much is further away, and with it which rank is where; and of ranks without a capture no
@@ -156,8 +156,8 @@ def _pat_of_all(view: View, carried: Carried, block: int, share: int) -> Layout 
 
 
 def _blocks(carried: Carried, rank: int, ranks: int) -> set[tuple[int, int, int]]:
-    """Of how many ranks (``ranks``, if not 0), bytes of a block, and blocks that share a message it may be what
-    a rank sends; of several with the same bytes the one whose messages have the fewest blocks."""
+    """Of how many ranks (``ranks``, if not 0), bytes of a block, and blocks that share a message what a rank
+    sends may be; of several with the same bytes the one whose messages have the fewest blocks."""
     sizes = sorted(size for (own, _), size in carried.items() if own == rank)
     if not sizes or not sizes[0] or any(size % sizes[0] for size in sizes):
         return set()
