@@ -7,9 +7,9 @@ has such messages: they are held against each algorithm as it would be seen (``l
 PAT, at all nodes or at some: a rank passes blocks to ranks a power of two away, as many as numbers of ranks
 have it as lowest bit, and gets as many from as far. Where blocks share a message of a reduce_scatter it has
 gaps for numbers that are no rank's, as long as blocks. Only one number has the highest power as lowest
-bit, so that peer gets one block; all of them together are the other ranks' blocks. So each captured rank tells the
-bytes of a block, and how many ranks there are. An all_gather sends far first, a reduce_scatter to its
-neighbour: with three ranks both are alike. Where only some nodes were captured it stays open which of two
+bit, so that peer gets one block; all of them together are the other ranks' blocks. So each captured rank
+tells the bytes of a block, and how many ranks there are. An all_gather sends far first, a reduce_scatter to
+its neighbour: with three ranks both are alike. Where only some nodes were captured it stays open which of two
 peers that get as much is further away, and with it which rank is where; and of ranks without a capture no
 entry is dated. NCCL 2.30 src/include/collectives.h (PatAGAlgorithm, PatRSAlgorithm).
 
