@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import percentile
 from dpuflow.matching.buffers import CHUNKS, RING, STEP
 from dpuflow.matching.model import MOST, TWICE
 from dpuflow.schema.rows import NEVER
@@ -43,8 +44,12 @@ LEAST: Final = 2
 """Slots of a connection: eight, fewer where up to eight peers' sends and receives go together (net.cc)."""
 PACE: Final = 4
 """Entries that wait for a chunk to be taken come so many times as slowly as those that are posted at once."""
-MOSTLY: Final = 2 / 3
+MOSTLY: Final = 0.5
 """Of the ways of a call, those that speak for all."""
+UNITS: Final = (32_768, 65_536, *CHUNKS)
+"""Bytes of a chunk of a part, by how many bytes a transfer has (src/enqueue.cc addP2pToPlan)."""
+QUICK: Final = 5
+"""Percentile of pauses that are as short as pauses between parts are."""
 FEW: Final = 3
 """Parts alike from which on they are a habit."""
 
@@ -166,7 +171,10 @@ class Parts:
         self.idle = sending.idle_ns(edge[0], np.where(granted == NEVER, self.starts, granted), self.starts)
         self.lossy = bool(exchanges["retransmitted"][rows].any())
         self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
+        if not announced.any():  # sockets have none
+            self.number = np.arange(1, len(rows) + 1)
         self.slots = 1
+        self.turns: Ints | None = None  # of which calls the parts are, where other ways tell
         granted = self.grants[1:] > self.arrivals[:-1]
         self.registered = bool((announced == self.sizes).all()) and len(rows) > 1 and granted.mean() >= MOST
         if self.registered:
@@ -203,6 +211,8 @@ class Parts:
         """
         count = len(self.rows)
         grants, before = self.grants, np.r_[NEVER, self.arrivals[:-1]]
+        if (grants == NEVER).all():
+            return self._by_pauses()
         unknown = (grants == NEVER) | (before == NEVER)
         # A part's chunks never grow.
         grown = np.r_[True, self.sizes[1:] > self.sizes[:-1]]
@@ -228,6 +238,18 @@ class Parts:
         begins[unknown], inside[unknown] = 1.0, 1.0
         inside[grown] = np.inf
         return maybe, begins, inside, at_once
+
+    def _by_pauses(self) -> tuple[Ints, Reals, Reals, Ints]:
+        """The same where nothing announces messages: a part's chunks follow one another, and behind its last
+        one its sender pauses as it does behind those that are no whole chunk, and so end one."""
+        count = len(self.rows)
+        pause = np.r_[0, self.starts[1:] - self.arrivals[:-1]]
+        ends = np.r_[True, ~np.isin(self.sizes[:-1], UNITS) | (self.sizes[1:] > self.sizes[:-1])]
+        behind = pause[1:][ends[1:]]
+        least = percentile(behind, QUICK) / 2 if len(behind) >= FEW else np.inf
+        paused = ends | (pause >= least)
+        begins, inside = np.where(paused, 0.0, SURE), np.where(ends, np.inf, np.where(paused, SURE, 0.0))
+        return np.flatnonzero(paused), begins, inside, np.ones(count, np.int64)
 
     def _likeliest(
         self,
@@ -344,24 +366,23 @@ class Transfers(NamedTuple):
 
 
 def common_cuts(lanes: Sequence[Parts]) -> dict[int, Ints]:
-    """By endpoint the times between its calls: after all it sent and got in one, before all it sends next.
+    """By sender the times before its calls of all others: where most of its ways begin a part together.
 
-    From ways that have as many parts as most; empty where fewer than ``MOSTLY`` have.
+    A call's sends leave in one kernel, and before the next one the sender pauses. Empty where senders have
+    unlike numbers of calls.
     """
-    (count, often), *_ = Counter(len(lane.start_ns) for lane in lanes).most_common(1)
-    if often < MOSTLY * len(lanes):
-        return {}
-    agreeing = [lane for lane in lanes if len(lane.start_ns) == count]
     found: dict[int, Ints] = {}
-    for end in {end for lane in lanes for end in lane.edge}:
-        sends = [lane.start_ns[1:] for lane in agreeing if lane.edge[0] == end]
-        through = np.array([lane.end_ns[:-1] for lane in agreeing if end in lane.edge])
-        if not sends:
+    for end in {lane.edge[0] for lane in lanes}:
+        mine = [lane for lane in lanes if lane.edge[0] == end]
+        pauses = np.concatenate([lane.start_ns[1:] - lane.end_ns[:-1] for lane in mine])
+        if not len(pauses):
             return {}
-        first = np.median(sends, axis=0)
-        last = np.where(through.max(axis=0) < first, through.max(axis=0), np.median(through, axis=0))
-        found[end] = np.where(last < first, (last + first) / 2, first).astype(np.int64)
-    return found
+        apart = max(int(percentile(pauses, QUICK) / 2), 1)
+        begins = np.sort(np.concatenate([lane.start_ns[1:] for lane in mine]))
+        groups = np.split(begins, np.flatnonzero(np.diff(begins) > apart) + 1)
+        kept = [int(group[0]) - apart // 2 for group in groups if len(group) >= MOSTLY * len(mine)]
+        found[end] = np.array(kept, np.int64)
+    return found if len({len(times) for times in found.values()}) == 1 else {}
 
 
 def transfers_of(lanes: Sequence[Parts]) -> list[Transfers]:
@@ -394,6 +415,8 @@ def by_message(lanes: Sequence[Parts]) -> Transfers | None:
 
 def _beside(lane: Parts, base: Parts) -> Ints | None:
     """For each part of ``lane`` that of ``base`` which it goes beside; None where they do not go together."""
+    if lane.turns is not None and base.turns is not None:
+        return lane.turns if np.isin(lane.turns, base.turns).all() else None
     if len(lane.start_ns) == len(base.start_ns):
         turn = np.arange(len(lane.start_ns))
         over = _overlap(lane, base, turn)

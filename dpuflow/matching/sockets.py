@@ -34,6 +34,7 @@ from dpuflow.matching.credited import Pipe, connections_of, joined
 from dpuflow.matching.meanings import Meanings, Part, contrast_of
 from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import NO_CONTRAST
+from dpuflow.matching.structured import uneven_calls
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
@@ -70,6 +71,13 @@ def socket_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     connected = [[pipe for _, pipe in members] for members in joined(pipes, job.nodes)]
     for own in connected if job.of(rows).near is None else _apart(connected):
         seen = job.of(np.concatenate([pipe.rows for pipe in own]))
+        if seen.near is None:
+            calls, called = uneven_calls(seen, [((pipe.src, pipe.dst), pipe.rows) for pipe in own])
+            found += calls
+            own = [pipe for pipe in own if not np.isin(pipe.rows[:1], called).any()]
+            if not own:
+                continue
+            seen = job.of(np.concatenate([pipe.rows for pipe in own]))
         instances = spoken(seen, own) if seen.near is None else []
         instances = instances or _repeated(seen, own)
         if instances:

@@ -24,7 +24,7 @@ from dpuflow.arrays.components import connected, in_a_row, least_connected
 from dpuflow.arrays.ordering import classes, numbered, order_within, spans
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
 from dpuflow.matching.credited import connections_of, credited_instances
-from dpuflow.matching.model import MOST, Instance, InstanceView
+from dpuflow.matching.model import MOST, TWICE, Instance, InstanceView
 from dpuflow.matching.parts import Parts, Sending, by_message, common_cuts, lines_of, transfers_of
 from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import Streams
@@ -172,14 +172,7 @@ def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance]
     by = _own_lines(job, rows, announced, asked)
     if not by:
         return [], rows
-    known = Counter(each for lanes in by.values() for lane in lanes for each in lane.signatures())
-    for lanes in by.values():
-        for lane in lanes:
-            if not lane.registered:
-                lane.cut(known)
-            lane.close(known)
-    _cut_alike(by, known)
-    every = [each for lanes in by.values() for each in transfers_of(lanes)]
+    every = _transfers(by)
     found, every = calls_over_rails(job, every, asked) if job.near is None else ([], every)
     calls, left = _told_apart(job, every, by)
     for members in calls:
@@ -189,11 +182,47 @@ def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance]
     return found, np.setdiff1d(rows, np.concatenate([lane.rows for lanes in by.values() for lane in lanes]))
 
 
+def uneven_calls(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> tuple[list[Instance], Ints]:
+    """The all_to_alls among ways of connections that nothing announces (NCCL's sockets), and their rows.
+
+    Sends to every peer of as many bytes look like a ring's messages; of unlike bytes no other operation has
+    parts on one connection.
+    """
+    rows = np.concatenate([line for _, line in lines])
+    beside, sending = Counter(edge for edge, _ in lines), Sending(job, rows)
+    by: dict[Edge, list[Parts]] = {}
+    for edge, line in lines:
+        none = np.zeros(len(line), np.int64)
+        part = Parts(job, edge, line, (none + 1, none), beside[edge], sending)
+        unlike = len({size for _, size in part.signatures()}) > TWICE
+        if unlike and part.sizes.all() and part.cut_by_rule():
+            by.setdefault(edge, []).append(part)
+    found: list[Instance] = []
+    for group in connected(by, lambda edge: edge):
+        own = {edge: by[edge] for edge in group}
+        calls, left = _told_apart(job, _transfers(own), own)
+        if not left:
+            found += [all_to_all(job, each, turn) for each in calls for turn in range(len(each[0].rows))]
+    return found, np.concatenate([instance.rows for instance in found]) if found else rows[:0]
+
+
+def _transfers(by: Mapping[Edge, Sequence[Parts]]) -> list[Transfers]:
+    """What lines carry, cut into parts by each other's example."""
+    known = Counter(each for lanes in by.values() for lane in lanes for each in lane.signatures())
+    for lanes in by.values():
+        for lane in lanes:
+            if not lane.registered:
+                lane.cut(known)
+            lane.close(known)
+    _cut_alike(by, known)
+    return [each for lanes in by.values() for each in transfers_of(lanes)]
+
+
 def _cut_alike(by: Mapping[Edge, Sequence[Parts]], known: Counter[tuple[int, int]]) -> None:
     """Cut all ways where most are, if all send to all, and each has something between any two cuts.
 
     Of calls of all with all nobody begins one before it is through with the one before. What a stall or a
-    late stamp has one way look like, the others tell.
+    late stamp has one way look like, the others tell. Of several connections of a way one has all parts.
     """
     for group in connected(by, lambda edge: edge):
         ends = {end for edge in group for end in edge}
@@ -201,14 +230,15 @@ def _cut_alike(by: Mapping[Edge, Sequence[Parts]], known: Counter[tuple[int, int
         if (
             len(ends) < 3
             or len(group) < len(ends) * (len(ends) - 1)
-            or any(lane.registered for lane in lanes)
+            or any(each.registered for each in lanes)
         ):
             continue
-        times = common_cuts(lanes)
+        busiest = [max(by[edge], key=lambda lane: len(lane.begins)) for edge in group]
+        times = common_cuts(busiest)
         cuts = [lane.cut_at(times[lane.edge[0]]) for lane in lanes] if times else []
-        if all((np.diff(cut) > 0).all() for cut in cuts):
+        if all((np.diff(cut) > 0).all() for cut, lane in zip(cuts, lanes, strict=False) if lane in busiest):
             for lane, cut in zip(lanes, cuts, strict=False):
-                lane.begins = cut
+                lane.begins, lane.turns = np.unique(cut), np.flatnonzero(np.diff(cut))
                 lane.close(known)
 
 
