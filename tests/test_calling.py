@@ -10,7 +10,7 @@ import pytest
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import Entries, Rule
 from dpuflow.entries.blockers import Scene
-from dpuflow.entries.calling import called
+from dpuflow.entries.calling import called, without_calls
 from dpuflow.entries.reactions import Law
 from dpuflow.entries.rows import blank
 from dpuflow.matching import Instance
@@ -71,6 +71,21 @@ def test_hosts_that_run_ahead_of_their_gpus_date_nothing(granted_us: int) -> Non
     assert (found.enter_ns == scene.entries.enter_ns).all()
 
 
+def test_where_all_come_together_their_messages_tell_though_each_may_have_waited() -> None:
+    scene = world(40, late_us=0)
+    found = called(scene, np.full(2 * OPERATIONS, int(Rule.CREDIT)))
+    assert found.rows.all()
+
+
+def test_times_between_calls_are_no_reactions() -> None:
+    scene = world(40)
+    times = np.arange(2 * OPERATIONS), np.full(2 * OPERATIONS, 6_000 * US)
+    reactions = scene.entries.reactions._replace(between=times)
+    entries, none = replace(scene.entries, reactions=reactions), np.zeros(2 * OPERATIONS, bool)
+    assert len(without_calls(entries, none, scene.of_row).reactions.between[1]) == 2 * OPERATIONS
+    assert not len(without_calls(entries, ~none, scene.of_row).reactions.between[1])
+
+
 def test_a_host_that_runs_ahead_beside_a_late_one_is_not_dated() -> None:
     """Rank 1 calls late, and shows that by its messages; rank 0 gives its credit when it has left."""
     scene = world(40)
@@ -80,7 +95,7 @@ def test_a_host_that_runs_ahead_beside_a_late_one_is_not_dated() -> None:
 
 def test_few_operations_and_other_transports_say_nothing() -> None:
     scene = world(40)
-    scene.entries.granted_ns[4:] = NEVER
+    scene.entries.granted_ns[2:] = NEVER
     assert not called(scene, scene.entries.rule).rows.any()
     scene = world(40)
     scene.exchanges["wire"][:] = Wire.GLOO_DATA

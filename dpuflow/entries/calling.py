@@ -11,13 +11,15 @@ long after the rank has left what it did before. Then a rank whose first message
 late has shown by its own credit that it was there.
 
 That is so of operations in which messages that waited for nothing followed their sender's credit: by less
-than half of the time since it left the operation before, nine times in ten. A host may run ahead while
+than half of the time since it left the operation before, nine times in ten; or all of them where hardly any
+is known to have waited for nothing. A host may run ahead while
 another one is late: so it is of ranks whose messages mostly did so, too, whatever they waited for, or that
 gave their credits about as long after what was before as those did.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -30,11 +32,12 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.entries.blockers import Scene
+    from dpuflow.entries.rows import Entries
 
     Ints = NDArray[np.int64]
 
 FEW: Final = 3
-"""First messages that waited for nothing, by which an operation is known to be called like that."""
+"""First messages by which an operation is known to be called like that."""
 OPEN: Final = (Rule.CREDIT, Rule.AFTER_INPUT)
 """What leaves open whether a rank had been there before its first message."""
 
@@ -46,6 +49,14 @@ class Called(NamedTuple):
     enter_ns: Ints  # when the first message would have left
     error_ns: Ints  # half of the interval in which 95 % of first messages follow the credit
     act: Ints  # TRANSFER row of the credit
+
+
+def without_calls(entries: Entries, rows: NDArray[np.bool_], of_row: Ints) -> Entries:
+    """Entries without times from an operation's last input to the next one's first credit that tell when the
+    next one was called, not how soon a slot was given back: of groups that have such ``rows``."""
+    at, ns = entries.reactions.between
+    kept = ~np.isin(of_row[at], np.unique(of_row[rows]))
+    return replace(entries, reactions=entries.reactions._replace(between=(at[kept], ns[kept])))
 
 
 def called(scene: Scene, rule: Ints) -> Called:
@@ -64,6 +75,7 @@ def called(scene: Scene, rule: Ints) -> Called:
     free, waited = np.isin(rule[rows], EXACT_RULES), np.isin(rule[rows], OPEN)
     for mine in classes(scene.of_row[rows], _kinds(scene)[rows]):
         shown = mine[free[mine]]
+        shown = shown if len(shown) >= FEW else mine[free[mine] | waited[mine]]
         if len(shown) < FEW or near[shown].mean() < EXPLAINED:
             continue
         low, usual, high = (percentile(ahead[shown], each) for each in (QUICK, 50.0, SLOW))

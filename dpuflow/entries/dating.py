@@ -16,7 +16,7 @@ import numpy as np
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries.acts import first_acts
 from dpuflow.entries.blockers import Scene, credited, find_blockers, inputs_and_offers, packet_times, solve
-from dpuflow.entries.calling import called
+from dpuflow.entries.calling import called, without_calls
 from dpuflow.entries.handover import consumed, granted_data_ns, typical, waited_sends
 from dpuflow.entries.heard import likely_entries
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before, nonblocking
@@ -136,6 +136,12 @@ def weigh(
         *ways(entries, joined),
     )  # fmt: skip
     dated, lead_ns = _solved(scene, joined)
+    by_call = dated.rule == Rule.CALLED
+    if by_call.any():
+        entries = without_calls(entries, by_call, of_row)
+        law = law_of(entries, of_row)
+        scene = replace(scene, entries=entries, law=law)
+        dated, lead_ns = _solved(scene, joined)
     dated = replace(dated, margins=margins_of(scene, dated, joined, lead_ns))
     return replace(dated, heard=likely_entries(dated, exchanges, instances, law))
 
