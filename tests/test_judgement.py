@@ -242,6 +242,13 @@ def test_two_late_ranks() -> None:
     assert found[1].caused_wait_ns < found[3].caused_wait_ns / 10
 
 
+@pytest.mark.parametrize(("ms", "said"), [(1, "unknown"), (3, "late")])
+def test_little_lateness_beside_much_is_not_accused(ms: int, said: str) -> None:
+    """When it left what was before is known to a part of what the other one kept it there."""
+    found = judged({1: ms * MS, 3: 8 * MS})
+    assert [j.verdict for j in found] == ["on_time", said, "on_time", "late"]
+
+
 def test_late_in_every_fifth_collective_of_which_no_step_is_told() -> None:
     found = judged(lambda rank, turn: 6 * MS * (rank == 2 and turn % 5 == 4), times=60)
     assert (found[2].verdict, found[2].steadiness) == ("late", "persistent")

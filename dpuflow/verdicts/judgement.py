@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
 LATE: Final = ("late", "intermittent")
+ECHO: Final = 0.25
+"""Of a rank's lateness what may make another one seem late."""
 """Verdicts that blame: late as a rule, and now and then."""
 
 
@@ -141,7 +143,27 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
         np.concatenate([np.zeros(0, np.int64), *(u.sure_ns for e, u in units.items() if e not in often)]),
         world.whole_ns,
     )
-    return [_judge_one(e, rows[e], rows[e][usable[rows[e]]], units[e], evidence, world) for e in endpoints]
+    found = [_judge_one(e, rows[e], rows[e][usable[rows[e]]], units[e], evidence, world) for e in endpoints]
+    return _beside_the_main(found, own, rows)
+
+
+def _beside_the_main(
+    found: Sequence[Judgement], own: Own, rows: Mapping[int, NDArray[np.int64]]
+) -> list[Judgement]:
+    """Judgements, where nobody is late by less than an ECHO of what another one is.
+
+    What a rank does longer than its peers counts from when it left what was before. That is off by some of
+    how long another one kept them all.
+    """
+    amount = {
+        each.endpoint: max(int(own.amount_ns[rows[each.endpoint]].sum()), sum(each.usual_ns.values()))
+        for each in found
+        if each.late
+    }
+    most = ECHO * max(amount.values(), default=0)
+    return [
+        each.unknown("incidents") if each.late and amount[each.endpoint] < most else each for each in found
+    ]
 
 
 def _units(
