@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.components import connected
 from dpuflow.matching.boundaries import (
     Cuts,
     alike_long,
@@ -68,30 +69,66 @@ def socket_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
         pipes.append((number, Pipe(int(first["src"]), int(first["dst"]), mine, 1, none.astype(bool), none)))
     found: list[Instance] = []
     left = []
-    connected = [[pipe for _, pipe in members] for members in joined(pipes, job.nodes)]
-    for own in connected if job.of(rows).near is None else _apart(connected):
+    together = [[pipe for _, pipe in members] for members in joined(pipes, job.nodes)]
+    for own in together if job.of(rows).near is None else _apart(together):
         seen = job.of(np.concatenate([pipe.rows for pipe in own]))
         if seen.near is None:
             calls, called = uneven_calls(seen, [((pipe.src, pipe.dst), pipe.rows) for pipe in own])
             found += calls
             own = [pipe for pipe in own if not np.isin(pipe.rows[:1], called).any()]
-            if not own:
-                continue
-            seen = job.of(np.concatenate([pipe.rows for pipe in own]))
-        instances = spoken(seen, own) if seen.near is None else []
-        instances = instances or _repeated(seen, own)
-        if instances:
+        for members, instances in _read(job, own) if own else ():
             found += [placed(instance, seen.near) for instance in instances]
-        else:
-            left += [pipe.rows for pipe in own]
+            left += [] if instances else [pipe.rows for pipe in members]
     return found, np.sort(np.concatenate(left)) if left else rows[:0]
 
 
-def _apart(connected: list[list[Pipe]]) -> list[list[Pipe]]:
-    """``connected`` pipes of some nodes; those with as many messages are one communicator's: what lies
+def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instance]]]:
+    """Connected ``pipes`` with the operations that they carry: as one communicator's, or as several that
+    share ranks, none of which makes sense of all."""
+    seen = job.of(np.concatenate([pipe.rows for pipe in pipes]))
+    instances = (spoken(seen, pipes) if seen.near is None else []) or _repeated(seen, pipes)
+    parts = [] if instances or seen.near is not None else _by_ways(pipes)
+    if len(parts) < 2:
+        yield pipes, instances
+        return
+    alike: dict[tuple[bytes, ...], list[list[Pipe]]] = {}
+    for part in parts:
+        sizes = tuple(sorted(job.columns.sizes[pipe.rows].tobytes() for pipe in part))
+        alike.setdefault(sizes, []).append(part)
+    for same in alike.values():
+        yield from _alike(job, same)
+
+
+def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], list[Instance]]]:
+    """Communicators whose connections have the same messages, with their operations.
+
+    They are replicas, and carry out the same. Where one's pauses tell that it repeats an operation, the
+    others do so as often, whatever theirs look like.
+    """
+    own = [job.of(np.concatenate([pipe.rows for pipe in part])) for part in parts]
+    read = [spoken(mine, part) or _repeated(mine, part) for mine, part in zip(own, parts, strict=True)]
+    often = max((len(each) for each in read if len({(i.op, i.size) for i in each}) == 1), default=0)
+    for mine, part, instances in zip(own, parts, read, strict=True):
+        again = _repeated(mine, part, often) if often >= TWICE and len(instances) != often else []
+        yield part, again or instances
+
+
+def _by_ways(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
+    """``pipes`` of pairs of ranks, which send both ways, each by itself, and of rings, which do not."""
+    ways = {pipe[:2] for pipe in pipes}
+    pairs: dict[frozenset[int], list[Pipe]] = {}
+    rings: list[Pipe] = []
+    for pipe in pipes:
+        both = (pipe.dst, pipe.src) in ways
+        (pairs.setdefault(frozenset(pipe[:2]), []) if both else rings).append(pipe)
+    return [*pairs.values(), *connected(rings, lambda pipe: pipe[:2])]
+
+
+def _apart(together: list[list[Pipe]]) -> list[list[Pipe]]:
+    """Connected pipes of some nodes; those with as many messages are one communicator's: what lies
     between parts of a ring was not seen."""
     groups: list[list[Pipe]] = []
-    for own in sorted(connected, key=lambda own: min(len(pipe.rows) for pipe in own)):
+    for own in sorted(together, key=lambda own: min(len(pipe.rows) for pipe in own)):
         most, least = (max(len(pipe.rows) for pipe in each) for each in (own, groups[-1] if groups else own))
         if groups and most - least <= min(AHEAD, least // 2):
             groups[-1] += own
@@ -100,8 +137,9 @@ def _apart(connected: list[list[Pipe]]) -> list[list[Pipe]]:
     return groups
 
 
-def _repeated(job: Job, pipes: Sequence[Pipe]) -> list[Instance]:
-    """The operations of connected pipes, if they repeat one; of several ways those that pauses bear out."""
+def _repeated(job: Job, pipes: Sequence[Pipe], often: int = 0) -> list[Instance]:
+    """The operations of connected pipes, if they repeat one (``often``, if not 0); of several ways those that
+    pauses bear out."""
     times = times_of(job.columns, pipes)
     pauses = reactions(pipes, times)
     whole = alike_long(pipes)
@@ -109,7 +147,8 @@ def _repeated(job: Job, pipes: Sequence[Pipe]) -> list[Instance]:
     least = int(whole.min())
     best: tuple[float, int] = (-1.0, 0)
     chosen: tuple[Meanings, list[Part]] | None = None
-    for count in dict.fromkeys(least // m for m in range(1, min(least // TWICE, LONGEST) + 1)):
+    every = dict.fromkeys(least // m for m in range(1, min(least // TWICE, LONGEST) + 1))
+    for count in (often,) if often else every:
         lengths = whole // count
         if (whole - count * lengths >= lengths).any():
             continue
