@@ -11,8 +11,8 @@ long after the rank has left what it did before. Then a rank whose first message
 late has shown by its own credit that it was there.
 
 That is so of operations in which messages that waited for nothing followed their sender's credit: by less
-than half of the time since it left the operation before, nine times in ten; or all of them where hardly any
-is known to have waited for nothing. A host may run ahead while
+than half of the time since it left the operation before, nine times in ten, and by less than a fifth of it
+usually; or all of them where hardly any is known to have waited for nothing. A host may run ahead while
 another one is late: so it is of ranks whose messages mostly did so, too, whatever they waited for, or that
 gave their credits about as long after what was before as those did.
 """
@@ -38,6 +38,9 @@ if TYPE_CHECKING:
 
 FEW: Final = 3
 """First messages by which an operation is known to be called like that."""
+NEAR: Final = 0.2
+"""Of the time since a rank left the operation before, how far its first message usually is behind its credit
+at the most."""
 OPEN: Final = (Rule.CREDIT, Rule.AFTER_INPUT)
 """What leaves open whether a rank had been there before its first message."""
 
@@ -77,6 +80,8 @@ def called(scene: Scene, rule: Ints) -> Called:
         shown = mine[free[mine]]
         shown = shown if len(shown) >= FEW else mine[free[mine] | waited[mine]]
         if len(shown) < FEW or near[shown].mean() < EXPLAINED:
+            continue
+        if np.median(ahead[shown]) > NEAR * np.median((ahead + before)[shown]):
             continue
         low, usual, high = (percentile(ahead[shown], each) for each in (QUICK, 50.0, SLOW))
         worked = before[mine] >= np.median(before[shown]) / 2

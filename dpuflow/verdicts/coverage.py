@@ -100,6 +100,7 @@ def coverage_of(
         hidden = _hidden_ns(rows, evidence, places[rows])
         hidden = np.where(several[rows], HIDDEN, hidden + queued[rows])
         least = _detectable_ns(hidden, total, steps, worked_ns)
+        least = _at_every_place(least, hidden, places[rows])
         staged, step_ns = len(rows) - len(bound), round(worked_ns / max(steps, 1))
         untold = total - staged - exact - bounded
         design = evidence.own.design_ns[rows]
@@ -151,6 +152,24 @@ def _detectable_ns(hidden_ns: NDArray[np.float64], total: int, steps: int, worke
     # Late once a step by this much in the steps that show it costs what is worth a verdict.
     told = max(steps * float((hidden_ns <= shows).sum()) / max(len(hidden_ns), 1), 1.0)
     return round(max(shows, MATERIAL_SHARE * worked_ns / told))
+
+
+def _at_every_place(
+    least_ns: int | None, hidden_ns: NDArray[np.float64], place: NDArray[np.int64]
+) -> int | None:
+    """``least_ns``, or what shows at least half of the times at each place in a step, if that is more.
+
+    Work before one operation of a step makes a rank late there, and nowhere else: other operations, told as
+    well as they may be, do not show it. Where nothing is ever told that is known (``untold``).
+    """
+    if least_ns is None:
+        return None
+    for mine in classes(place + 1):
+        half = ceil(HALF * len(mine)) - 1
+        shows = float(np.partition(hidden_ns[mine], half)[half])
+        if place[mine[0]] >= 0 and len(mine) >= FEWEST and shows < HIDDEN:
+            least_ns = max(least_ns, round(shows))
+    return least_ns
 
 
 def unread_shares(
