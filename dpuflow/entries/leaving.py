@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import order_within
+from dpuflow.arrays.ordering import key_numbers, order_within
 from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
 from dpuflow.entries.reactions import law_of
 from dpuflow.entries.relative import previous_row
@@ -269,19 +269,10 @@ def nonblocking(places: Places) -> NDArray[np.bool_]:
 
 def _kinds(instances: Sequence[Instance]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of each collective numbers of its kind, which all groups of a job share, and of its ranks."""
-    kinds: dict[tuple[object, ...], int] = {}
-    groups: dict[tuple[int, ...], int] = {}
-    transfer = [i.op == Op.SEND_RECV for i in instances]
     # A transfer is one of many that a call may start at once, whatever their sizes and whichever way they go.
-    kind = [
-        kinds.setdefault((i.op, None if one else i.size, len(i.order)), len(kinds))
-        for i, one in zip(instances, transfer, strict=True)
-    ]
-    ranks = [
-        groups.setdefault((*i.order, -1) if one else tuple(sorted(i.order)), len(groups))
-        for i, one in zip(instances, transfer, strict=True)
-    ]
-    return np.array(kind, np.int64), np.array(ranks, np.int64)
+    each = [(i, i.op == Op.SEND_RECV) for i in instances]
+    kind = key_numbers((i.op, None if one else i.size, len(i.order)) for i, one in each)
+    return kind, key_numbers((*i.order, -1) if one else tuple(sorted(i.order)) for i, one in each)
 
 
 def _first_inputs(places: Places) -> NDArray[np.int64]:

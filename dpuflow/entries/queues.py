@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import classes, order_within
+from dpuflow.arrays.ordering import classes, key_numbers, order_within
 from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.rows import FAR_BEYOND, FEWEST
 from dpuflow.schema.rows import NEVER, NONE32, Op
@@ -69,9 +69,8 @@ def queued_rows(
     done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)
     pieces = _calls(entries, lane)
     workers = np.ones(int(lane.max(initial=0)) + 1, np.int64)
-    kinds: dict[tuple[object, ...], int] = {}
-    kind = np.array([kinds.setdefault((i.op, i.size), len(kinds)) for i in instances])[entries.collective]
-    ahead = np.zeros(len(kinds), bool)  # kinds of calls that were ever made while another was open
+    kind = key_numbers((i.op, i.size) for i in instances)[entries.collective]
+    ahead = np.zeros(len(instances), bool)  # kinds of calls that were ever made while another was open
     for rows in pieces:
         busy = _open_before(entries.enter_ns[rows], done[rows])
         ahead[kind[rows[busy > 0]]] = True

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import classes, key_numbers
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Op
@@ -240,9 +240,7 @@ def _held_peers(entries: Entries) -> NDArray[np.bool_]:
 
 def _kind(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
     """Number of each row's operation, size and ranks."""
-    kinds: dict[tuple[object, ...], int] = {}
-    of = [kinds.setdefault((i.op, i.size, tuple(sorted(i.order))), len(kinds)) for i in instances]
-    return np.array(of, np.int64)[entries.collective]
+    return key_numbers((i.op, i.size, tuple(sorted(i.order))) for i in instances)[entries.collective]
 
 
 def _against_usual(
@@ -313,10 +311,8 @@ def _granted_late(
         return late
     both = known & (entries.enter_ns != NEVER)
     ahead = np.where(both, entries.enter_ns - entries.granted_ns, NEVER)
-    kinds: dict[tuple[object, ...], int] = {}
-    kind = [kinds.setdefault((i.op, i.size, len(i.order), i.order[0]), len(kinds)) for i in instances]
-    of_row = np.array(kind, np.int64)[entries.collective]
-    least = np.full(len(kinds), np.iinfo(np.int64).max)
+    kind = key_numbers((i.op, i.size, len(i.order), i.order[0]) for i in instances)
+    of_row, least = kind[entries.collective], np.full(len(instances), np.iinfo(np.int64).max)
     np.minimum.at(least, of_row[both], np.maximum(ahead[both], 0))
     late &= both & (2 * (ahead - least[of_row]) < excess)
     return late

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import key_numbers
 from dpuflow.entries import (
     among_dated,
     bound_above,
@@ -286,6 +287,5 @@ def _accounts(
 
 def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], NDArray[np.int64]]:
     """Groups in order of their first collective, and each collective's group."""
-    numbers: dict[tuple[int, ...], int] = {}
-    of = [numbers.setdefault(tuple(sorted(i.order)), len(numbers)) for i in instances]
-    return [list(members) for members in numbers], np.array(of, np.int64)
+    members = [tuple(sorted(i.order)) for i in instances]
+    return [list(each) for each in dict.fromkeys(members)], key_numbers(members)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import key_numbers
 from dpuflow.entries import previous_row
 from dpuflow.schema.rows import NEVER, Op
 
@@ -128,15 +129,12 @@ def _classes(
     instances: Sequence[Instance], group: NDArray[np.int64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """For each collective what it is: the operation on its group, and the same with its size."""
-    coarse: dict[tuple[object, ...], int] = {}
-    fine: dict[tuple[object, ...], int] = {}
-    out = np.zeros((2, len(instances)), np.int64)
-    for number, instance in enumerate(instances):
-        way = tuple(instance.order) if instance.op == Op.SEND_RECV else instance.root
-        key = (instance.op, int(group[number]), way)
-        out[0, number] = coarse.setdefault(key, len(coarse))
-        out[1, number] = fine.setdefault((*key, instance.size), len(fine))
-    return out[0], out[1]
+    coarse = [
+        (i.op, g, tuple(i.order) if i.op == Op.SEND_RECV else i.root)
+        for i, g in zip(instances, group.tolist(), strict=True)
+    ]
+    fine = ((*key, i.size) for key, i in zip(coarse, instances, strict=True))
+    return key_numbers(coarse), key_numbers(fine)
 
 
 def _pauses(entries: Entries) -> NDArray[np.float64]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import key_numbers
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import (
     CHANCE,
@@ -106,9 +107,7 @@ def without_chance(
 
 def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray[np.int64]:
     """Numbers of each collective's operation, size and group."""
-    kinds: dict[tuple[object, ...], int] = {}
-    of = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
-    return np.array(of, np.int64)
+    return key_numbers((i.op, i.size, g) for i, g in zip(instances, group.tolist(), strict=True))
 
 
 @dataclass
