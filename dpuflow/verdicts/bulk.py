@@ -30,14 +30,11 @@ from dpuflow.verdicts.pages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 FEWEST: Final = 2
 """Pages: a single WRITE or READ is no burst of pages."""
@@ -429,7 +426,7 @@ def _slow(transfers: Found) -> Found:
     return Found(table, transfers.rows)
 
 
-def _middles_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _middles_of_others(values: Floats) -> Floats:
     """Of each of ``values`` the median of all others; infinity where there is no other."""
     count = len(values)
     if count < 2:
@@ -437,7 +434,7 @@ def _middles_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
     ordered = np.sort(values)
     at = np.searchsorted(ordered, values)
     low, high = (ordered[place + (place >= at)] for place in ((count - 2) // 2, (count - 1) // 2))
-    middles: NDArray[np.float64] = (low + high) / 2
+    middles: Floats = (low + high) / 2
     return middles
 
 

@@ -23,8 +23,7 @@ from dpuflow.verdicts.waits import left_any, seen_from_beside
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries, Relative
     from dpuflow.matching import Instance
     from dpuflow.verdicts.bulk import Fed
@@ -45,16 +44,12 @@ class Causes(NamedTuple):
     came from a point-to-point transfer, which its peers leave at other times by design (pipelines).
     """
 
-    cause: NDArray[np.int64]
-    excess_ns: NDArray[np.int64]
-    partly: NDArray[np.bool_]  # rows of collectives of which not all messages were captured
-    least: NDArray[
-        np.bool_
-    ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
-    usual: NDArray[
-        np.int64
-    ]  # by what the excess is counted: OF_KIND, AT_PLACE; 0: by peers in the collective
-    unread_ns: NDArray[np.int64]  # so much of each rank's lateness is nobody's doing but for messages unread
+    cause: Ints
+    excess_ns: Ints
+    partly: Bools  # rows of collectives of which not all messages were captured
+    least: Bools  # rows whose excess is a lower bound: peers had waited, and worked less than seen
+    usual: Ints  # by what the excess is counted: OF_KIND, AT_PLACE; 0: by peers in the collective
+    unread_ns: Ints  # so much of each rank's lateness is nobody's doing but for messages unread
 
 
 class Waits(NamedTuple):
@@ -70,12 +65,12 @@ class Waits(NamedTuple):
     """
 
     fed: Fed | None = None
-    awaited: NDArray[np.int64] | None = None
-    unread: NDArray[np.int64] | None = None
-    kin: NDArray[np.int64] | None = None
+    awaited: Ints | None = None
+    unread: Ints | None = None
+    kin: Ints | None = None
     overlap: Overlap | None = None
-    queued: NDArray[np.int64] | None = None
-    place: NDArray[np.int64] | None = None
+    queued: Ints | None = None
+    place: Ints | None = None
 
 
 def causes_of(
@@ -83,7 +78,7 @@ def causes_of(
     entries: Entries,
     relative: Relative,
     charges: Charges,
-    slow: NDArray[np.bool_],
+    slow: Bools,
     waits: Waits | None = None,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link."""
@@ -121,17 +116,17 @@ def causes_of(
 class _Longer(NamedTuple):
     """Per row by how much longer than its peers a rank worked, ns; NEVER where not known."""
 
-    last: NDArray[np.int64]  # the row of the collective that it had entered before, -1: none
-    staged: NDArray[np.bool_]  # that was a point-to-point transfer
-    excess_ns: NDArray[np.int64]  # by the kindest reckoning
-    since_leave_ns: NDArray[np.int64]  # since it had left that
-    since_gone_ns: NDArray[np.int64]  # since its own last data had gone
-    least: NDArray[np.bool_]  # as of Causes
-    usual: NDArray[np.int64]  # as of Causes
-    unread_ns: NDArray[np.int64]  # excess if it had not waited for messages that nobody read
+    last: Ints  # the row of the collective that it had entered before, -1: none
+    staged: Bools  # that was a point-to-point transfer
+    excess_ns: Ints  # by the kindest reckoning
+    since_leave_ns: Ints  # since it had left that
+    since_gone_ns: Ints  # since its own last data had gone
+    least: Bools  # as of Causes
+    usual: Ints  # as of Causes
+    unread_ns: Ints  # excess if it had not waited for messages that nobody read
 
 
-def _by_unread(longer: _Longer, relative: Relative) -> NDArray[np.int64]:
+def _by_unread(longer: _Longer, relative: Relative) -> Ints:
     """How much of each rank's lateness would be its own, had it not waited for what nobody read."""
     known = (longer.unread_ns != NEVER) & (longer.excess_ns != NEVER) & (relative.lateness_ns != NEVER)
     most = np.minimum(longer.unread_ns, relative.lateness_ns)
@@ -196,20 +191,14 @@ def _worked_longer(
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
-def _unproved(
-    entries: Entries,
-    last: NDArray[np.int64],
-    excess: NDArray[np.int64],
-    troubled: NDArray[np.bool_],
-    beside: Beside,
-) -> NDArray[np.bool_]:
+def _unproved(entries: Entries, last: Ints, excess: Ints, troubled: Bools, beside: Beside) -> Bools:
     """Rows of collectives seen in part, of ranks that links which nobody saw may have kept instead."""
     # A call may not return before the network has taken all of its data, to be seen at the other end.
     draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
     return np.asarray(beside.partly & (beside.rows | troubled | draining), np.bool_)
 
 
-def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:
+def _left(entries: Entries, last: Ints, kin: Ints) -> Ints:
     """The row of the collective that each rank had left when its own time began.
 
     That is ``last``, the one that it entered last. Where for some rank of a collective that one was still
@@ -221,13 +210,13 @@ def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> 
     return np.where(np.isin(entries.collective, beside) & usable, kin, last)
 
 
-def _dated_peers(entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _dated_peers(entries: Entries) -> tuple[Ints, Ints]:
     """Per row how many of its rank's peers are dated, and how many there are."""
     sure = np.bincount(entries.collective[entries.exact], minlength=len(entries.offsets))
     return sure[entries.collective] - entries.exact, np.diff(entries.offsets)[entries.collective] - 1
 
 
-def _held_peers(entries: Entries) -> NDArray[np.bool_]:
+def _held_peers(entries: Entries) -> Bools:
     """Rows of ranks whose peers all sent by a credit or an input: of none is seen when it entered.
 
     Where a root may run ahead of a late receiver (NCCL's slots), it works, and then waits for that one's
@@ -238,18 +227,14 @@ def _held_peers(entries: Entries) -> NDArray[np.bool_]:
     return np.asarray(credited[entries.collective] & (_dated_peers(entries)[0] == 0) & ~by_credit, np.bool_)
 
 
-def _kind(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
+def _kind(entries: Entries, instances: Sequence[Instance]) -> Ints:
     """Number of each row's operation, size and ranks."""
     return key_numbers((i.op, i.size, tuple(sorted(i.order))) for i in instances)[entries.collective]
 
 
 def _against_usual(
-    entries: Entries,
-    since_ns: NDArray[np.int64],
-    excess: NDArray[np.int64],
-    least: NDArray[np.bool_],
-    alike: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    entries: Entries, since_ns: Ints, excess: Ints, least: Bools, alike: tuple[Ints, Ints]
+) -> tuple[Ints, Ints]:
     """``excess``, of ranks few of whose peers are dated against what peers work in collectives of the kind.
 
     By the median of those that nothing held: who had waited for its input worked no longer than until that
@@ -286,12 +271,8 @@ def _against_usual(
 
 
 def _granted_late(
-    entries: Entries,
-    last: NDArray[np.int64],
-    excess: NDArray[np.int64],
-    working: NDArray[np.bool_],
-    instances: Sequence[Instance],
-) -> NDArray[np.bool_]:
+    entries: Entries, last: Ints, excess: Ints, working: Bools, instances: Sequence[Instance]
+) -> Bools:
     """Ranks that worked longer and whose credits for others came later than their peers' by much the same.
 
     Where credits run ahead of the data (NCCL), the host posts them before the GPU is done. A host that is
@@ -299,14 +280,14 @@ def _granted_late(
     it one whose rank went on without entering: who waits for its host enters as soon after its credits as any
     rank ever did in such a collective, who computes does so later.
     """
-    known: NDArray[np.bool_] = entries.granted_ns != NEVER
+    known: Bools = entries.granted_ns != NEVER
     if not known.any():
         return known
     behind = against_others(entries, entries.granted_ns, known)
     left = known & (last >= 0) & (entries.leave_ns[last] != NEVER)
     since = np.where(left, entries.granted_ns - np.where(left, entries.leave_ns[last], 0), 0)
     behind = np.where(left, np.minimum(behind, against_others(entries, since, left)), behind)
-    late: NDArray[np.bool_] = known & working & (excess > 0) & (2 * behind >= excess)
+    late: Bools = known & working & (excess > 0) & (2 * behind >= excess)
     if not late.any():
         return late
     both = known & (entries.enter_ns != NEVER)
@@ -318,7 +299,7 @@ def _granted_late(
     return late
 
 
-def _earliest(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.int64]:
+def _earliest(entries: Entries, last: Ints, instances: Sequence[Instance]) -> Ints:
     """Since when each rank may have worked at the earliest, where that is not one moment; else NEVER.
 
     Who sent what needed nothing of its peers may have left as soon as it had entered. A GPU that shares its
@@ -334,13 +315,8 @@ def _earliest(entries: Entries, last: NDArray[np.int64], instances: Sequence[Ins
 
 
 def _excess(
-    entries: Entries,
-    last: NDArray[np.int64],
-    left_ns: NDArray[np.int64],
-    waited_ns: tuple[NDArray[np.int64], NDArray[np.int64]],
-    dated: NDArray[np.bool_],
-    earliest: NDArray[np.int64],
-) -> NDArray[np.int64]:
+    entries: Entries, last: Ints, left_ns: Ints, waited_ns: tuple[Ints, Ints], dated: Bools, earliest: Ints
+) -> Ints:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
     From leaving the one before, or from when what it had waited for was there: until when it may have, and

@@ -52,8 +52,7 @@ from dpuflow.verdicts.waits import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Bounded, Entries, Relative
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
@@ -77,7 +76,7 @@ class Inferred(NamedTuple):
     """What the stages came to. Rows are those of ``entries`` where nothing else is said."""
 
     entries: Entries
-    short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
+    short: Bools  # per collective: not all of its ranks were seen
     relative: Relative
     bounded: Bounded  # the same with bounds that claim nothing: for readers
     charges: Charges
@@ -87,7 +86,7 @@ class Inferred(NamedTuple):
     queues: dict[int, Queue]
     groups: list[list[int]]  # endpoints of each group, in order of its first collective
     kinds: list[Kind | None]  # per group
-    group_of: NDArray[np.int64]  # per collective
+    group_of: Ints  # per collective
     steps: list[Steps]
     accounts: list[Account]  # one a job
     tokens: list[Tokens | None]  # per job's steps
@@ -109,23 +108,23 @@ class Read(NamedTuple):
     instances: Sequence[Instance]
     entries: Entries
     dated: Entries  # the same without those that nothing dates
-    short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
+    short: Bools  # per collective: not all of its ranks were seen
     relative: Relative  # among entries that are dated
     groups: list[list[int]]  # endpoints of each, in order of its first collective
-    group_of: NDArray[np.int64]  # per collective
+    group_of: Ints  # per collective
     steps: list[Steps]
-    step: NDArray[np.int64]  # of each row of Entries; -1: in none
+    step: Ints  # of each row of Entries; -1: in none
 
 
 class Traffic(NamedTuple):
     """What messages tell of the network, and of what goes on beside the collectives."""
 
     links: Links
-    held_up: NDArray[np.bool_]  # of each exchange (``links``)
+    held_up: Bools  # of each exchange (``links``)
     queues: dict[int, Queue]
-    queued: NDArray[np.int64]  # per row of Entries (``queued_ns``)
+    queued: Ints  # per row of Entries (``queued_ns``)
     bulk: list[Bulk]
-    taken: NDArray[np.int64]  # per row (``taken_until``)
+    taken: Ints  # per row (``taken_until``)
     overlap: Overlap | None
 
 
@@ -285,7 +284,7 @@ def _accounts(
     return account_for(read.exchanges, read.instances, read.dated, read.steps, pipelines, known)
 
 
-def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], NDArray[np.int64]]:
+def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], Ints]:
     """Groups in order of their first collective, and each collective's group."""
     members = [tuple(sorted(i.order)) for i in instances]
     return [list(each) for each in dict.fromkeys(members)], key_numbers(members)

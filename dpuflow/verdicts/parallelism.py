@@ -21,8 +21,7 @@ from dpuflow.verdicts.steps import REPEATS, jobs, own_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -39,7 +38,7 @@ FEWEST_REDUCTIONS = 8
 
 def group_kinds(
     groups: Sequence[Sequence[int]],
-    group_of: NDArray[np.int64],
+    group_of: Ints,
     instances: Sequence[Instance],
     steps: Sequence[Steps],
     pipelines: Sequence[Pipeline],
@@ -118,7 +117,7 @@ def _crossing(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> b
 
 def _replicas(
     groups: Sequence[Sequence[int]],
-    group_of: NDArray[np.int64],
+    group_of: Ints,
     instances: Sequence[Instance],
     pipelines: Sequence[Pipeline],
 ) -> list[int]:
@@ -143,9 +142,7 @@ def _replicas(
     return found
 
 
-def _reductions(
-    number: int, member: int, group_of: NDArray[np.int64], instances: Sequence[Instance]
-) -> list[bool]:
+def _reductions(number: int, member: int, group_of: Ints, instances: Sequence[Instance]) -> list[bool]:
     """In time: reductions of a group (True), and what its ``member`` hands on or is handed (False)."""
     return [
         group == number
@@ -158,13 +155,11 @@ class Tokens(NamedTuple):
     """Steps that generate tokens: which of the steps, and those that read a prompt."""
 
     steps: Steps
-    decode: NDArray[np.int64]  # numbers of steps
-    prefill: NDArray[np.int64]
+    decode: Ints  # numbers of steps
+    prefill: Ints
 
 
-def find_tokens(
-    steps: Steps, step: NDArray[np.int64], instances: Sequence[Instance], entries: Entries
-) -> Tokens | None:
+def find_tokens(steps: Steps, step: Ints, instances: Sequence[Instance], entries: Entries) -> Tokens | None:
     """Steps that are tokens: all of their collectives all_reduces of one group and size, an even number.
 
     A step whose all_reduces are at least twice as large as usual reads a prompt: as many tokens at once.

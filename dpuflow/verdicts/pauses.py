@@ -18,11 +18,9 @@ from dpuflow.verdicts.chance import FEWEST, is_material
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.entries import Entries
 
-    Ints = NDArray[np.int64]
 
 TWICE: Final = 2
 """Times what a pause counts for: from there on it is worth telling, as is that of a transfer (``bulk``)."""

@@ -20,13 +20,10 @@ from dpuflow.verdicts.chance import is_material, usual_excess
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
-
-    Ints = NDArray[np.int64]
 
 
 class SlowReceiver(NamedTuple):
@@ -66,7 +63,7 @@ def slow_receivers(
     return found
 
 
-def _late_after(entries: Entries, taken_ns: Ints, known: NDArray[np.bool_]) -> Ints:
+def _late_after(entries: Entries, taken_ns: Ints, known: Bools) -> Ints:
     """Per row by how much its rank came after the others to the collective that it entered next."""
     behind = against_others(entries, entries.enter_ns, entries.enter_ns != NEVER)
     last = previous_row(entries)
@@ -107,7 +104,7 @@ AT_ONCE: Final = 0.1
 """Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
 
 
-def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
+def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Ints:
     """Per row of Entries when its rank had taken what point-to-point connections brought; NEVER if not told.
 
     A connection takes up its next operation when the GPU has taken all of the one before (proxy.cc,
@@ -138,9 +135,7 @@ def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries
     return found
 
 
-def taken_before(
-    instances: Sequence[Instance], entries: Entries, taken: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def taken_before(instances: Sequence[Instance], entries: Entries, taken: Ints) -> Ints:
     """Per row when its rank had ``taken`` (``taken_until``) all of the call before, and only then went on to
     work; NEVER where its host may have been what it waited for.
     """
@@ -156,9 +151,7 @@ def taken_before(
     return out
 
 
-def worked_since(
-    since: NDArray[np.int64], taken: NDArray[np.int64], until: NDArray[np.int64], known: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def worked_since(since: Ints, taken: Ints, until: Ints, known: Bools) -> Ints:
     """From when on ranks worked until they acted: they could ``since``, and had ``taken`` their inputs then.
 
     A GPU that is slow to take what came works from then on, as long as usual. One that acts soon after may

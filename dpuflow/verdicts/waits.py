@@ -29,8 +29,7 @@ from dpuflow.verdicts.steps import places_in_steps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -40,7 +39,7 @@ _NOT_WAITED_FOR: Final = (Wire.TCP_BURST, Wire.ROCE_WRITE, Wire.ROCE_READ)
 """Other programs' streams, and pages that are moved beside the collectives (see ``bulk``)."""
 
 
-def group_before(entries: Entries, group: NDArray[np.int64]) -> NDArray[np.int64]:
+def group_before(entries: Entries, group: Ints) -> Ints:
     """For each row of Entries that of its rank's collective before in the same group, -1 for none.
 
     ``group`` numbers each collective's group.
@@ -56,13 +55,13 @@ def group_before(entries: Entries, group: NDArray[np.int64]) -> NDArray[np.int64
     return found
 
 
-def left_before(entries: Entries, kin: NDArray[np.int64]) -> NDArray[np.int64]:
+def left_before(entries: Entries, kin: Ints) -> Ints:
     """Per row when its rank had left ``kin`` (``group_before``); NEVER where it had not when it entered."""
     until = np.where(kin >= 0, entries.leave_ns[kin], NEVER)
     return np.where(until <= entries.enter_ns, until, NEVER)
 
 
-def left_any(entries: Entries) -> NDArray[np.int64]:
+def left_any(entries: Entries) -> Ints:
     """Per row when its rank had last left any collective before it entered, in whatever order it had entered
     them; NEVER where it had left none. Streams wait for their own last one, and no packet names the stream.
     """
@@ -76,7 +75,7 @@ def left_any(entries: Entries) -> NDArray[np.int64]:
     return until
 
 
-def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
+def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Ints:
     """Per row of Entries when the last message that no collective was made of was there at its rank, or had
     left it, before it entered; NEVER without one."""
     until = np.full(len(entries.endpoint), NEVER)
@@ -109,11 +108,11 @@ SIGN_TEST: Final = 2.326
 class Overlap(NamedTuple):
     """Per row of Entries."""
 
-    rows: NDArray[np.bool_]  # it keeps to when its rank entered the collective before (``find_overlap``)
-    group: NDArray[np.int64]
-    step: NDArray[np.int64]  # -1: in none
+    rows: Bools  # it keeps to when its rank entered the collective before (``find_overlap``)
+    group: Ints
+    step: Ints  # -1: in none
 
-    def less_carried(self, excess: NDArray[np.int64], entries: Entries) -> NDArray[np.int64]:
+    def less_carried(self, excess: Ints, entries: Entries) -> Ints:
         """How much longer ranks worked (``excess``, NEVER where not known) less what they brought along.
 
         Of groups with such rows: there a rank that was late once in a step may stay so until the step ends,
@@ -132,13 +131,7 @@ class Overlap(NamedTuple):
         return np.asarray(out, np.int64)
 
 
-def find_overlap(
-    kind: NDArray[np.int64],
-    entries: Entries,
-    last: NDArray[np.int64],
-    group: NDArray[np.int64],
-    step: NDArray[np.int64],
-) -> Overlap:
+def find_overlap(kind: Ints, entries: Entries, last: Ints, group: Ints, step: Ints) -> Overlap:
     """Rows that keep to when their ranks entered the collective before, rather than to when they left it.
 
     ``last`` is each row's collective before, the same one for all ranks, else nothing is said. ``kind`` and
@@ -176,7 +169,7 @@ def find_overlap(
     return overlap
 
 
-def _same_before(entries: Entries, last: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _same_before(entries: Entries, last: Ints, known: Bools) -> Bools:
     """Rows of collectives whose ranks, as far as known, had all been in the same one before."""
     before = np.where(known, entries.collective[last], -1)
     low = np.where(known, before, np.iinfo(np.int64).max)
@@ -184,7 +177,7 @@ def _same_before(entries: Entries, last: NDArray[np.int64], known: NDArray[np.bo
     return np.asarray((least == most)[entries.collective], np.bool_)
 
 
-def _from_median(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.float64]:
+def _from_median(values: Ints, of: Ints) -> Floats:
     """Each value less the median of those of its class."""
     order = np.lexsort((values, of))
     starts = np.flatnonzero(np.r_[True, np.diff(of[order]) != 0])
@@ -199,9 +192,9 @@ def _from_median(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np
 class Beside(NamedTuple):
     """Per row of Entries."""
 
-    partly: NDArray[np.bool_]  # of a collective of which not all messages were captured
-    rows: NDArray[np.bool_]  # of these: the rank has no capture of its own
-    lead_ns: NDArray[np.int64]  # such a rank's entry less the median of the others'; NEVER where not known
+    partly: Bools  # of a collective of which not all messages were captured
+    rows: Bools  # of these: the rank has no capture of its own
+    lead_ns: Ints  # such a rank's entry less the median of the others'; NEVER where not known
 
 
 def seen_from_beside(instances: Sequence[Instance], entries: Entries) -> Beside:
