@@ -100,7 +100,7 @@ VERDICTS: Final = _of("verdicts", [
     ("causes", _no, "_by_unread"),
     ("causes", _never, "_earliest"),
     ("links", _no, "slow_rows _held_back"),
-    ("waits", _says(None), "find_overlap"),
+    ("waits", _but(rows=np.zeros_like), "find_overlap"),
     ("waits", _no, "_same_before"),
     ("excess", lambda result, args: args[:2], "with_stages"),
     ("pipelines", _says([]), "find_pipelines"),

@@ -64,13 +64,13 @@ class Waits(NamedTuple):
     its step (``places_in_steps``).
     """
 
-    fed: Fed | None = None
-    awaited: Ints | None = None
-    unread: Ints | None = None
-    kin: Ints | None = None
-    overlap: Overlap | None = None
-    queued: Ints | None = None
-    place: Ints | None = None
+    fed: Fed
+    awaited: Ints
+    unread: Ints
+    kin: Ints
+    overlap: Overlap
+    queued: Ints
+    place: Ints
 
 
 def causes_of(
@@ -79,23 +79,21 @@ def causes_of(
     relative: Relative,
     charges: Charges,
     slow: Bools,
-    waits: Waits | None = None,
+    waits: Waits,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link."""
-    waits = waits or Waits()
     longer = _worked_longer(instances, entries, relative, waits)
     last, fed, beside = longer.last, waits.fed, seen_from_beside(instances, entries)
     # How much longer it worked is not seen of such a rank, only how much later it entered.
     excess = np.where(beside.rows & ~longer.staged & (last >= 0), beside.lead_ns, longer.excess_ns)
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
-    troubled |= waits.queued > 0 if waits.queued is not None else False
+    troubled |= waits.queued > 0
     known = excess != NEVER
     most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
     # Most of it must be its own doing; of a rank that the network gave trouble more than noise explains, too.
     working = known & most & (beyond | ~troubled)
-    working |= (last < 0) & (fed is None or fed.ns == NEVER)  # nothing was there to wait for
-    if fed:
-        working &= ~fed.carrying
+    working |= (last < 0) & (fed.ns == NEVER)  # nothing was there to wait for
+    working &= ~fed.carrying
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (troubled | ~beyond) & (longer.since_leave_ns > charges.noise_ns)
     held &= 2 * (longer.since_leave_ns - longer.since_gone_ns) >= relative.lateness_ns
@@ -104,8 +102,7 @@ def causes_of(
     own = np.where(_unproved(entries, last, excess, troubled, beside), UNKNOWN, own)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     others = np.where(beside.rows, UNKNOWN, others)
-    if fed:
-        others = np.where((fed.held | fed.carrying) & known, NETWORK, others)
+    others = np.where((fed.held | fed.carrying) & known, NETWORK, others)
     causes = np.where(charges.late, np.where(working, own, others), NONE)
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
@@ -144,38 +141,30 @@ def _worked_longer(
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
     staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
-    fed_ns = waits.fed.ns if waits.fed else np.full(len(last), NEVER)
-    since_ns = fed_ns
-    if waits.awaited is not None:
-        since_ns = np.maximum(fed_ns, np.where(last >= 0, waits.awaited, NEVER))
-    read_ns = since_ns
-    if waits.unread is not None:
-        since_ns = np.maximum(since_ns, np.where(last >= 0, waits.unread, NEVER))
+    read_ns = np.maximum(waits.fed.ns, np.where(last >= 0, waits.awaited, NEVER))
+    since_ns = np.maximum(read_ns, np.where(last >= 0, waits.unread, NEVER))
     # Who entered after it had left, nobody knows when, may have worked for any time.
     dated = (relative.bound != AT_LEAST) | entries.exact | (entries.rule == Rule.QUEUED)
-    left = last if waits.kin is None else _left(entries, last, waits.kin)
+    left = _left(entries, last, waits.kin)
     earliest = _earliest(entries, left, instances)
     waited = (since_ns, read_ns)
     since_leave = _excess(entries, left, entries.leave_ns, waited, dated, earliest)
     since_idle = _excess(entries, left, entries.idle_ns, waited, dated, earliest)
-    excess, overlap, unread = np.minimum(since_leave, since_idle), waits.overlap, np.full(len(last), NEVER)
+    excess, unread = np.minimum(since_leave, since_idle), np.full(len(last), NEVER)
     if (since_ns > read_ns).any():
         unread = np.minimum(
             _excess(entries, left, entries.leave_ns, (read_ns, read_ns), dated, earliest),
             _excess(entries, left, entries.idle_ns, (read_ns, read_ns), dated, earliest),
         )
-    until = since_ns
-    if overlap is not None:
-        until = np.maximum(since_ns, left_any(entries))
-        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, (until, until), dated, earliest))
-    if overlap is not None and overlap.rows.any():
-        before = _earliest(entries, last, instances)
-        since_enter = _excess(entries, last, entries.enter_ns, (fed_ns, fed_ns), dated, before)
-        excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
-        excess = overlap.less_carried(excess, entries)
+    until = np.maximum(since_ns, left_any(entries))
+    excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, (until, until), dated, earliest))
+    if waits.overlap.rows.any():
+        before, fed = _earliest(entries, last, instances), (waits.fed.ns, waits.fed.ns)
+        since_enter = _excess(entries, last, entries.enter_ns, fed, dated, before)
+        excess = np.where(waits.overlap.rows, np.minimum(excess, since_enter), excess)
+        excess = waits.overlap.less_carried(excess, entries)
     excess[staged] = NEVER
-    if waits.queued is not None:
-        excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
+    excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
     least, since_gone = _held_peers(entries), since_idle
     if any(
         i.placement.nodes for i in instances
@@ -186,8 +175,8 @@ def _worked_longer(
     began = np.where(left >= 0, done[left], NEVER)
     first = np.maximum(np.where(left >= 0, entries.leave_ns[left], NEVER), read_ns)
     began = np.where(began != NEVER, [np.maximum(began, until), first], NEVER)
-    place = np.zeros(len(last), np.int64) if waits.place is None else waits.place
-    excess, usual = _against_usual(entries, began, excess, least, (_kind(entries, instances), place))
+    alike = (_kind(entries, instances), waits.place)
+    excess, usual = _against_usual(entries, began, excess, least, alike)
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 

@@ -182,7 +182,7 @@ def own_lateness(
     relative: Relative,
     causes: Causes,
     group: Ints,
-    excused_ns: Ints | None = None,
+    excused_ns: Ints,
 ) -> Own:
     """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
 
@@ -202,9 +202,8 @@ def own_lateness(
     told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
     mine = known & (lateness > beyond) & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
     mine &= (2 * excess >= lateness) | (amount > beyond)
-    if excused_ns is not None:
-        amount = np.where(known, np.maximum(amount - excused_ns, 0), amount)
-        mine &= (excused_ns == 0) | (amount > beyond)
+    amount = np.where(known, np.maximum(amount - excused_ns, 0), amount)
+    mine &= (excused_ns == 0) | (amount > beyond)
     # Who waited for an input or an offer was there before, and who sent first may not have been late at all:
     # were these not counted, single incidents would make a habit.
     waited = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER))

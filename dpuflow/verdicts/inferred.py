@@ -125,7 +125,7 @@ class Traffic(NamedTuple):
     queued: Ints  # per row of Entries (``queued_ns``)
     bulk: list[Bulk]
     taken: Ints  # per row (``taken_until``)
-    overlap: Overlap | None
+    overlap: Overlap
 
 
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
@@ -200,7 +200,7 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
     unread = unread_until(exchanges, instances, entries)
     left = np.maximum(left_before(dated, kin), taken_before(instances, dated, traffic.taken))
     return Waits(
-        fed_rows(traffic.bulk, entries) if traffic.bulk else None,
+        fed_rows(traffic.bulk, entries),
         left,
         unread,
         kin,
@@ -271,12 +271,11 @@ def _accounts(
     judgements: Sequence[Judgement],
 ) -> list[Account]:
     """Where the time of each job's steps went."""
-    overlap = traffic.overlap
     known = Known(
         evidence.causes,
         traffic.held_up,
         np.array([i.op == Op.SEND_RECV for i in read.instances], bool),
-        np.zeros(len(read.step), bool) if overlap is None else overlap.rows,
+        traffic.overlap.rows,
         sooner_ns(judgements, evidence.own),
         kinds_of(read.instances, read.group_of),
         read.group_of,
