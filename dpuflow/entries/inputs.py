@@ -23,8 +23,7 @@ from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.places import Needs
     from dpuflow.matching import Instance
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
 
 
 def reached_before(
-    needs: Needs,
-    receiver: NDArray[np.int64],
-    enter: NDArray[np.int64],
-    answer_at: NDArray[np.int64],
-    send_at: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    needs: Needs, receiver: Ints, enter: Ints, answer_at: Ints, send_at: Ints
+) -> tuple[Ints, Ints]:
     """For each rank when the last of what its first act (``enter``) may have waited for had come, and its
     TRANSFER row; NEVER and NONE32 where nothing had.
 
@@ -91,9 +86,7 @@ def reached_before(
     return reached, after
 
 
-def last_event(
-    needs: Needs, endpoint: NDArray[np.int64], enter: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def last_event(needs: Needs, endpoint: Ints, enter: Ints) -> tuple[Ints, Ints]:
     """For each row when the last data or credit before its first act had reached its endpoint, of whatever
     operation, and its TRANSFER row; NEVER and NONE32 without.
 
@@ -126,13 +119,7 @@ two."""
 
 
 def correct_by_first(
-    picked: Picked,
-    receiver: NDArray[np.int64],
-    enter: NDArray[np.int64],
-    act_at: NDArray[np.int64],
-    copied: NDArray[np.bool_],
-    reached: NDArray[np.int64],
-    after: NDArray[np.int64],
+    picked: Picked, receiver: Ints, enter: Ints, act_at: Ints, copied: Bools, reached: Ints, after: Ints
 ) -> None:
     """Of NCCL's ranks that send only what they received, correct what had reached them before their first
     act.
@@ -166,9 +153,9 @@ def correct_by_first(
     after[to[ends]] = picked["data"][rows[ends]]
 
 
-def lines_of(exchanges: Rows | Picked) -> NDArray[np.int64]:
+def lines_of(exchanges: Rows | Picked) -> Ints:
     """Numbers the directions of connections."""
-    line: NDArray[np.int64] = 2 * exchanges["connection"].astype(np.int64)
+    line: Ints = 2 * exchanges["connection"].astype(np.int64)
     line += exchanges["src"] > exchanges["dst"]
     return line
 
