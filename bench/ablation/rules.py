@@ -83,7 +83,7 @@ ENTRIES: Final = _of("entries", [
     ("leaving", lambda result, args: (np.full_like(result[0], NEVER), result[1]), "left_before"),
     ("leaving", lambda result, args: (args[0].leave_ns, args[0].idle_ns), "as_acknowledged"),
     ("leaving", _given(1), "_of_nodes"),
-    ("dating", _no, "_early_ns _held_up _sent_again"),
+    ("dating", _no, "_early_ns _sent_again"),
     ("leaving", _given(2), "not_beside"),
     ("relative", _given(1), "claim"),
 ])  # fmt: skip
@@ -174,7 +174,6 @@ RULES: Final = [
     *ENTRIES,
     *VERDICTS,
     *MATCHING,
-    Rule("entries.inputs:correct_by_first", _says(None), changes_arguments=True),
     Rule("matching:_may_go_on", _says(False)),
     Rule("matching:_unnamed", _says([])),
     Rule("matching.recognise:mark_at_once", _says(None), changes_arguments=True),

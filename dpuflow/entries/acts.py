@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.entries.channels import started_ns
-from dpuflow.entries.inputs import correct_by_first, last_event, reached_before
+from dpuflow.entries.inputs import last_event, reached_before
 from dpuflow.entries.places import by_process
 from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
@@ -126,7 +126,6 @@ def _first_acts(places: Places, free: Bools) -> Acts:
     alone = (rule == Rule.AFTER_INPUT) & (reached == NEVER) & places.transfers
     last, shown = last_event(places.needs, places.endpoint, np.where(alone, enter, NEVER))
     reached, after = np.where(alone, last, reached), np.where(alone, shown, after)
-    correct_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
     entered = np.where(seen, enter, NEVER)
     granted, grant = credit != NEVER, np.full(len(places), NONE32, np.int64)
     grant[granted] = picked["grant"][first.send_at[granted]]

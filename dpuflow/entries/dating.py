@@ -25,7 +25,7 @@ from dpuflow.entries.places import build_places
 from dpuflow.entries.queues import queued_rows
 from dpuflow.entries.reactions import law_of
 from dpuflow.entries.rows import FAR_BEYOND, Reactions, Rule, blank
-from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Wire
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
-
-_EAGER = (Wire.OB1_MATCH, Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
 
 
 def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
@@ -69,7 +67,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         retransmitted=_sent_again(places),
         whole=_whole(places),
         fed=leaves.fed,
-        buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
+        buffered=acts.sent & ~leaves.fed & ~leaves.far,
         early_ns=_early_ns(places),
         unmoved_ns=np.where(beside, NEVER, acts.unmoved_ns),
         free_ns=acts.free_ns,
@@ -97,14 +95,6 @@ def _whole(places: Places) -> NDArray[np.bool_]:
     whole = np.fromiter((i.complete for i in places.instances), bool, len(places.instances))
     whole[places.of[cut]] = False
     return whole[places.collective]
-
-
-def _held_up(places: Places) -> NDArray[np.bool_]:
-    """Ranks that sent what their peers had to allow."""
-    held_up = np.zeros(len(places), bool)
-    offered = places.picked["offer_ns"] != NEVER
-    held_up[places.sender[offered | ~np.isin(places.picked["wire"], _EAGER)]] = True
-    return held_up
 
 
 def _early_ns(places: Places) -> NDArray[np.int64]:

@@ -23,7 +23,7 @@ from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from dpuflow.arrays import Bools, Ints
+    from dpuflow.arrays import Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.places import Needs
     from dpuflow.matching import Instance
@@ -62,7 +62,7 @@ def reached_before(
         latest = (times != NEVER) & (times == reached[receiver])
         after[receiver[latest]] = picked[what][latest]
 
-    # NCCL's streams: any of several channels may have the first message (``correct_by_first``).
+    # NCCL's streams: any of several channels may have the first message .
     streams = np.isin(picked["wire"], (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA))
     row_of = np.full(len(picked), -1, np.int64)
     rows = np.flatnonzero(send_at >= 0)
@@ -116,41 +116,6 @@ def last_event(needs: Needs, endpoint: Ints, enter: Ints) -> tuple[Ints, Ints]:
 SLOTS: Final = NCCL_STEPS
 """Slots of a staging buffer. A message takes one, of Simple's rings
 two."""
-
-
-def correct_by_first(
-    picked: Picked, receiver: Ints, enter: Ints, act_at: Ints, copied: Bools, reached: Ints, after: Ints
-) -> None:
-    """Of NCCL's ranks that send only what they received, correct what had reached them before their first
-    act.
-
-    No message of NCCL's algorithms needs more of any connection than its first so many: the first one sent
-    needs at most the first of each. So what streams in behind that held nobody up. Which channel's it was is
-    known where data is passed on as it is (``copied``), by its first bytes; else ``reached`` becomes the
-    latest of those before the act. ``act_at``: the message of the act, -1 for ranks that are not concerned.
-    """
-    wire = picked["wire"]
-    nccl = (wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.NCCL_DATA)
-    rows = np.flatnonzero(nccl & (act_at[receiver] >= 0)) if len(picked) else np.zeros(0, np.int64)
-    line, to = picked["connection"][rows], receiver[rows]
-    order = np.lexsort((picked["order"][rows], line, to))
-    rows, line, to = rows[order], line[order], to[order]
-    first = np.r_[True, (line[1:] != line[:-1]) | (to[1:] != to[:-1])][: len(rows)]
-    rows, to = rows[first], to[first]
-    when = picked["arrived_end_ns"][rows]
-    there = (when != NEVER) & (when <= enter[to])
-    rows, to, when = rows[there], to[there], when[there]
-    sample = picked["context"]
-    same = copied[rows] & (sample[rows] > 0) & (sample[rows] == sample[act_at[to]])
-    told = np.zeros(len(reached), bool)
-    told[to[same]] = True
-    use = same | ~told[to]
-    rows, to, when = rows[use], to[use], when[use]
-    latest = np.full(len(reached), NEVER)
-    np.maximum.at(latest, to, when)
-    reached[to] = latest[to]
-    ends = when == latest[to]
-    after[to[ends]] = picked["data"][rows[ends]]
 
 
 def lines_of(exchanges: Rows | Picked) -> Ints:

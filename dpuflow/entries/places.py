@@ -58,12 +58,6 @@ class Places:
         return self.needs.collective
 
     @property
-    def copied(self) -> Bools:
-        """Exchanges of broadcasts: what is passed on keeps its bytes."""
-        broadcast = (i.op == Op.BROADCAST for i in self.instances)
-        return np.fromiter(broadcast, bool, len(self.instances))[self.of]
-
-    @property
     def transfers(self) -> Bools:
         """Rows of transfers from one rank to another."""
         transfer = (i.op == Op.SEND_RECV for i in self.instances)

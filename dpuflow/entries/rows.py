@@ -130,7 +130,7 @@ ENTRY: Final = make_record(
     ("retransmitted", "i8", "packets", "packets sent again on exchanges to or from the rank"),
     ("whole", "?", "", "the captures hold the collective from its beginning to its end"),
     ("fed", "?", "", "the rank received data"),
-    ("buffered", "?", "", "what it sent needed nothing of its peers: it may have left at once"),
+    ("buffered", "?", "", "it sent and got nothing: it may have left at once"),
     ("unmoved_ns", "i8", "ns", "from the last thing that reached the rank to its first act"),
     ("free_ns", "i8", "ns", "its first send, where the algorithm needs no input for it"),
     ("grant", "i8", "row", "TRANSFER row of the credit of credit_ns"),

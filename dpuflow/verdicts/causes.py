@@ -291,8 +291,8 @@ def _granted_late(
 def _earliest(entries: Entries, last: Ints, instances: Sequence[Instance]) -> Ints:
     """Since when each rank may have worked at the earliest, where that is not one moment; else NEVER.
 
-    Who sent what needed nothing of its peers may have left as soon as it had entered. A GPU that shares its
-    node with others may have left with its own last packet, or as late as with the last one of its node.
+    Who sent and got nothing may have left as soon as it had entered. A GPU that shares its node with others
+    may have left with its own last packet, or as late as with the last one of its node.
     """
     before = np.maximum(last, 0)
     earliest = np.full(len(last), NEVER)
