@@ -104,7 +104,7 @@ VERDICTS: Final = _of("verdicts", [
     ("waits", _no, "_same_before"),
     ("excess", lambda result, args: args[:2], "with_stages"),
     ("pipelines", _says([]), "find_pipelines"),
-    ("stages", _says([]), "_replicas"),
+    ("stages", _says([]), "replicas_of"),
     ("judgement", _given(), "doubt"),
     ("coverage", _given(), "doubt_untold"),
     ("coverage", _says(float(HIDDEN)), "_usual_at_most"),

@@ -118,7 +118,7 @@ def _families(
     for work in (work for each in pipelines for row in each.work for work in row if work is not None):
         told = work.own_ns != NEVER
         follows[work.rows[told]] = entries.enter_ns[work.rows[told]] - work.own_ns[told]
-    for ends in _replicas(pipelines, instances):
+    for ends in replicas_of(pipelines, instances):
         replicated |= set(ends)
         ties = np.array([set(ends) <= set(i.order) for i in instances], bool) & ~single
         yield {end: _acts_of(end, ties, single, entries, follows) for end in ends}, True
@@ -149,7 +149,7 @@ def _held(work: Work | None, typical: Sequence[int | None]) -> Work | None:
     return work._replace(own_ns=np.where(short, np.minimum(work.most_ns, usual), work.own_ns))
 
 
-def _replicas(pipelines: Sequence[Pipeline], instances: Sequence[Instance]) -> list[list[int]]:
+def replicas_of(pipelines: Sequence[Pipeline], instances: Sequence[Instance]) -> list[list[int]]:
     """For each stage of pipelines side by side the endpoints that are that stage: a collective ties them."""
     tied = {frozenset(i.order) for i in instances if i.op != Op.SEND_RECV}
     found: dict[tuple[int, int, frozenset[int]], list[int]] = {}
