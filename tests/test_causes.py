@@ -55,7 +55,9 @@ def caused(
         entries = weigh(entries, exchanges, joined, instances, np.zeros(len(instances), np.int64))
     relative = relate(entries)
     charges = charge(entries, relative, np.zeros(len(instances), np.int64))
-    causes = causes_of(instances, entries, relative, charges, entries.endpoint == slow, no_waits(entries))
+    causes = causes_of(
+        instances, entries, relative, charges, entries.endpoint == slow, no_waits(entries, instances)
+    )
     keys = zip(entries.collective.tolist(), entries.endpoint.tolist(), strict=True)
     return dict(zip(keys, zip(causes.cause.tolist(), causes.excess_ns.tolist(), strict=True), strict=True))
 
@@ -265,7 +267,7 @@ def test_what_only_unread_messages_excuse_is_told_apart() -> None:
         relative,
         charges,
         nobody,
-        no_waits(entries)._replace(unread=unread),
+        no_waits(entries, instances)._replace(unread=unread),
     )
     assert causes.excess_ns[row] < MS // 2
     assert causes.unread_ns[row] == pytest.approx(5 * MS, abs=300_000)
@@ -289,7 +291,7 @@ def test_what_excuses_a_rank_accuses_no_other() -> None:
         relative,
         charge(entries, relative, np.zeros(len(instances), np.int64)),
         np.zeros(len(entries.endpoint), bool),
-        no_waits(entries)._replace(unread=unread),
+        no_waits(entries, instances)._replace(unread=unread),
     )
     known = causes.excess_ns != NEVER
     assert known[2:].all()

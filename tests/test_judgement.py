@@ -42,7 +42,7 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
     relative = relate(entries)
     charges = charge(entries, relative, of)
     slow = slow_rows(measure_links(exchanges, instances), entries)
-    causes = causes_of(instances, entries, relative, charges, slow, no_waits(entries))
+    causes = causes_of(instances, entries, relative, charges, slow, no_waits(entries, instances))
     step = find_steps(instances, entries, of)[1]
     own = own_lateness(instances, entries, relative, causes, of, np.zeros(len(step), np.int64))
     worked_ns, stalled = (
@@ -283,7 +283,7 @@ def test_point_to_point_transfers_are_no_verdict() -> None:
     group = np.zeros(len(instances), np.int64)
     charges = charge(entries, relative, group)
     causes = causes_of(
-        instances, entries, relative, charges, np.zeros(len(entries.rule), bool), no_waits(entries)
+        instances, entries, relative, charges, np.zeros(len(entries.rule), bool), no_waits(entries, instances)
     )
     step = np.full(len(entries.rule), -1)
     own = own_lateness(instances, entries, relative, causes, group, np.zeros(len(step), np.int64))

@@ -60,8 +60,8 @@ class Waits(NamedTuple):
     ``unread``: messages that nobody read, see ``waits``). ``kin`` is the row of the same group's collective
     before. ``overlap`` says whose work goes on beside their collectives: of these it also counts how long ago
     they had entered the one before, and not again what they were late by before. ``queued``: so long each
-    first message may have waited in its own node (``queued_ns``), which is no work. ``place`` of each row in
-    its step (``places_in_steps``).
+    first message may have waited in its own node (``queued_ns``), which is no work. ``alike``: of each row
+    the kind of its collective (``kinds_of``), and its place in its step (``places_in_steps``).
     """
 
     fed: Fed
@@ -70,7 +70,7 @@ class Waits(NamedTuple):
     kin: Ints
     overlap: Overlap
     queued: Ints
-    place: Ints
+    alike: tuple[Ints, Ints]
 
 
 def causes_of(
@@ -152,10 +152,9 @@ def _worked_longer(
     since_idle = _excess(entries, left, entries.idle_ns, waited, dated, earliest)
     excess, unread = np.minimum(since_leave, since_idle), np.full(len(last), NEVER)
     if (since_ns > read_ns).any():
-        unread = np.minimum(
-            _excess(entries, left, entries.leave_ns, (read_ns, read_ns), dated, earliest),
-            _excess(entries, left, entries.idle_ns, (read_ns, read_ns), dated, earliest),
-        )
+        read = (read_ns, read_ns)
+        ends = (entries.leave_ns, entries.idle_ns)
+        unread = np.minimum(*(_excess(entries, left, each, read, dated, earliest) for each in ends))
     until = np.maximum(since_ns, left_any(entries))
     excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, (until, until), dated, earliest))
     if waits.overlap.rows.any():
@@ -166,17 +165,15 @@ def _worked_longer(
     excess[staged] = NEVER
     excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
     least, since_gone = _held_peers(entries), since_idle
-    if any(
-        i.placement.nodes for i in instances
-    ):  # what the rest of its node still had to do was not its own data
+    if any(i.placement.nodes for i in instances):
+        # What the rest of its node still had to do was not its own data.
         gone = np.maximum(entries.leave_ns, entries.gone_ns)
         since_gone = _excess(entries, left, gone, waited, dated, _earliest(entries, left, []))
     done = np.where(entries.idle_ns != NEVER, np.maximum(entries.leave_ns, entries.idle_ns), NEVER)
     began = np.where(left >= 0, done[left], NEVER)
     first = np.maximum(np.where(left >= 0, entries.leave_ns[left], NEVER), read_ns)
     began = np.where(began != NEVER, [np.maximum(began, until), first], NEVER)
-    alike = (_kind(entries, instances), waits.place)
-    excess, usual = _against_usual(entries, began, excess, least, alike)
+    excess, usual = _against_usual(entries, began, excess, least, waits.alike)
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
@@ -214,11 +211,6 @@ def _held_peers(entries: Entries) -> Bools:
     by_credit = entries.rule == Rule.CREDIT
     credited = np.bincount(entries.collective[by_credit], minlength=len(entries.offsets)) > 0
     return np.asarray(credited[entries.collective] & (_dated_peers(entries)[0] == 0) & ~by_credit, np.bool_)
-
-
-def _kind(entries: Entries, instances: Sequence[Instance]) -> Ints:
-    """Number of each row's operation, size and ranks."""
-    return key_numbers((i.op, i.size, tuple(sorted(i.order))) for i in instances)[entries.collective]
 
 
 def _against_usual(

@@ -112,6 +112,7 @@ class Read(NamedTuple):
     relative: Relative  # among entries that are dated
     groups: list[list[int]]  # endpoints of each, in order of its first collective
     group_of: Ints  # per collective
+    kind: Ints  # per collective: its operation, size and group
     steps: list[Steps]
     step: Ints  # of each row of Entries; -1: in none
 
@@ -173,7 +174,10 @@ def _read(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     relative = among_dated(entries, relate(entries, short))
     dated = replace(entries, enter_ns=relative.enter_ns)
     steps, step = find_steps(instances, entries, group_of)
-    return Read(joined, exchanges, instances, entries, dated, short, relative, groups, group_of, steps, step)
+    kind = kinds_of(instances, group_of)
+    return Read(
+        joined, exchanges, instances, entries, dated, short, relative, groups, group_of, kind, steps, step
+    )
 
 
 def _traffic(read: Read) -> Traffic:
@@ -189,7 +193,7 @@ def _traffic(read: Read) -> Traffic:
         queued_ns(queues, entries),
         find_bulk(exchanges, instances, entries),
         taken_until(exchanges, instances, entries),
-        find_overlap(kinds_of(instances, read.group_of), read.dated, before, read.group_of, read.step),
+        find_overlap(read.kind, read.dated, before, read.group_of, read.step),
     )
 
 
@@ -206,7 +210,7 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
         kin,
         traffic.overlap,
         traffic.queued,
-        places_in_steps(read.step, entries.endpoint),
+        (read.kind[entries.collective], places_in_steps(read.step, entries.endpoint)),
     )
 
 
@@ -277,7 +281,7 @@ def _accounts(
         np.array([i.op == Op.SEND_RECV for i in read.instances], bool),
         traffic.overlap.rows,
         sooner_ns(judgements, evidence.own),
-        kinds_of(read.instances, read.group_of),
+        read.kind,
         read.group_of,
     )
     return account_for(read.exchanges, read.instances, read.dated, read.steps, pipelines, known)

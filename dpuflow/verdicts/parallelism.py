@@ -129,7 +129,7 @@ def _reduces_once(number: int, member: int, group_of: Ints, instances: Sequence[
         if group == number or (instance.op == Op.SEND_RECV and member in instance.order)
     ]
     runs = sum(now and not before for before, now in pairwise([False, *reduces]))
-    return bool(REPEATS <= runs and 2 * runs <= len(reduces) - sum(reduces))
+    return bool(runs >= REPEATS and 2 * runs <= len(reduces) - sum(reduces))
 
 
 class Tokens(NamedTuple):
