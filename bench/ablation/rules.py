@@ -125,7 +125,7 @@ MATCHING: Final = _of("matching", [
     ("calls", _none_of(1), "put_instances"),
     ("repeated", _says([]), "repeated_instances"),
     ("sockets", _none_of(1), "socket_instances"),
-    ("structured", _none_of(2), "p2p_instances"),
+    ("structured", _none_of(1), "p2p_instances"),
     ("structured", _given(), "_without_rings"),
     ("structured", _says(False), "_sends_unasked"),
     ("calls", lambda result, args: ([], list(args[1])), "calls_over_rails"),
