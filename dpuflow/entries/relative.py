@@ -298,6 +298,12 @@ def places_of(collective: Ints, endpoint: NDArray[np.integer], entries: Entries)
     return np.asarray(np.where(key[found] == asked, found, -1), np.int64)
 
 
+def latest_two(entries: Entries, when_ns: Ints) -> tuple[Ints, Ints]:
+    """By collective the row of its latest ``when_ns``, and that of the second latest, -1 without."""
+    order, ends = np.lexsort((when_ns, entries.collective)), entries.offsets[1:] - 1
+    return order[ends], np.where(np.diff(entries.offsets) > 1, order[ends - 1], -1)
+
+
 def against_others(entries: Entries, values: Ints, mine: Bools) -> Floats:
     """Each row's value less the median of the other ranks' values in its collective; 0 outside ``mine``."""
     rows = np.flatnonzero(mine)

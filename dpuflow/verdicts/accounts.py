@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries import Rule, previous_row
+from dpuflow.entries import Rule, latest_two, previous_row
 from dpuflow.entries.rows import EXACT_RULES
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
@@ -288,13 +288,7 @@ class _Joins:
 
     def __init__(self, instances: Sequence[Instance], entries: Entries) -> None:
         self.instances, self.entries = instances, entries
-        count = len(entries.offsets) - 1
-        self.last, self.second = np.full((2, count), -1)
-        order = np.lexsort((entries.enter_ns, entries.collective))
-        ends = entries.offsets[1:] - 1
-        several = np.diff(entries.offsets) > 1
-        self.last[:] = order[ends] if count else -1
-        self.second[several] = order[ends[several] - 1]
+        self.last, self.second = latest_two(entries, entries.enter_ns)
         self.members = [frozenset(i.order) for i in instances]
 
     def _bound(self, row: int) -> tuple[int, int] | None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import cut_at, numbered, order_within, spans
+from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
 from dpuflow.verdicts.pages import (
     at_once,
@@ -30,7 +31,7 @@ from dpuflow.verdicts.pages import (
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from dpuflow.arrays import Bools, Floats, Ints
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -420,22 +421,12 @@ def _slow(transfers: Found) -> Found:
     first = np.flatnonzero(np.r_[True, np.diff(way[order]) != 0])
     count = np.diff(np.r_[first, len(way)])
     own = (pace[order[first + (count - 1) // 2]] + pace[order[first + count // 2]]) / 2
+    ordered = np.sort(own).tolist()
+    others = np.array([middle_of_others(ordered, each) for each in own.tolist()])
     # Pages of one packet take no time at one place.
-    slow = (own > 0) & (own >= OTHERS * _middles_of_others(own))
+    slow = (own > 0) & (own >= OTHERS * others)
     table["slow"][order] = np.repeat(slow, count)
     return Found(table, transfers.rows)
-
-
-def _middles_of_others(values: Floats) -> Floats:
-    """Of each of ``values`` the median of all others; infinity where there is no other."""
-    count = len(values)
-    if count < 2:
-        return np.full(count, np.inf)
-    ordered = np.sort(values)
-    at = np.searchsorted(ordered, values)
-    low, high = (ordered[place + (place >= at)] for place in ((count - 2) // 2, (count - 1) // 2))
-    middles: Floats = (low + high) / 2
-    return middles
 
 
 def _named(transfers: Found) -> Found:

@@ -52,6 +52,13 @@ MEAN_IN_SIGMAS = 0.8
 """Mean distance from the middle of a normal distribution, in standard deviations."""
 
 
+def scatter_of_steps(values: Floats) -> float:
+    """One standard deviation, by the steps from one value to the next: a level that changes is no scatter."""
+    if len(values) < 2:
+        return 0.0
+    return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+
+
 def is_habit(amount_ns: Ints, span_ns: int) -> bool:
     """Whether a rank's own lateness (0 where it was not late) came often enough, and to enough.
 

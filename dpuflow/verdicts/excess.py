@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentiles
-from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others, latest_two
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import AT_PLACE, CAUSES, COMPUTE, NONE, UNKNOWN
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS, scatter_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -70,12 +70,8 @@ def charge(entries: Entries, relative: Relative, group: Ints) -> Charges:
     latest = np.maximum.reduceat(when, entries.offsets[:-1])[entries.collective] if total else when
     when[(entries.rule == Rule.UNSEEN) & (when < latest)] = NEVER
     seen = np.bincount(entries.collective[when != NEVER], minlength=len(count))
-    # The two latest entries of each collective, by sorting within it.
-    order = np.lexsort((when, entries.collective))
-    ends = entries.offsets[1:] - 1
     whole = count >= 2
-    top = order[ends[whole]]
-    second = order[ends[whole] - 1]
+    top, second = (rows[whole] for rows in latest_two(entries, when))
     lead = when[top] - np.where(when[second] == NEVER, when[top], when[second])
     good = (when[second] != NEVER) & (lead > 0) & usable[top]
     last[top[good]] = True
@@ -133,7 +129,7 @@ def scatter_of(values: Floats) -> float:
     third = -(-len(values) // 3)
     closest = float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
     if closest / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
-        beside = float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+        beside = scatter_of_steps(values)
         return beside if 2 * beside < whole else whole
     widest = int(np.argmax(np.diff(ordered[third // 2 : -(third // 2)]))) + third // 2 + 1
     return min(whole, max(of(ordered[:widest]), of(ordered[widest:])))

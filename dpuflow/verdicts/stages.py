@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import SIGMAS, scatter_of_steps
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.receivers import AT_ONCE
 
@@ -94,7 +94,7 @@ def compare_stages(
         beside = [
             _beside(acts, [each for each in family.values() if each is not acts]) for acts in family.values()
         ]
-        sigma = float(np.median([_scatter(each.beyond_ns) for each in beside]))
+        sigma = float(np.median([scatter_of_steps(each.beyond_ns) for each in beside]))
         for (end, acts), told in zip(family.items(), beside, strict=True):
             if end in unjudged:
                 continue
@@ -286,13 +286,6 @@ def typical_ns(work: Work | None) -> int | None:
     """What a stage works for one message, in the median; None where nothing tells."""
     told = work.own_ns[work.own_ns != NEVER] if work is not None else np.zeros(0, np.int64)
     return int(np.median(told)) if len(told) else None
-
-
-def _scatter(values: Floats) -> float:
-    """One standard deviation, by the steps from one act to the next: a level that changes is no scatter."""
-    if len(values) < 2:
-        return 0.0
-    return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
 
 
 def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:
