@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places
+from dpuflow.arrays.ordering import Latest
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
@@ -93,24 +93,12 @@ def last_event(needs: Needs, endpoint: Ints, enter: Ints) -> tuple[Ints, Ints]:
     A transfer's own messages do not say what its sender had waited for: in a pipeline what came from another
     stage. Nothing but what comes from outside releases a rank that waits.
     """
-    picked = needs.picked
-    when = np.concatenate([there_ns(picked), picked["grant_arrived_ns"]])
-    to = np.concatenate([picked["dst"], picked["src"]]).astype(np.int64)
-    what = np.concatenate([picked["data"], picked["grant"]]).astype(np.int64)
-    known = when != NEVER
-    when, to, what = when[known], to[known], what[known]
-    order = np.lexsort((when, to))
-    when, to, what = when[order], to[order], what[order]
-    reached, after = np.full(len(enter), NEVER), np.full(len(enter), NONE32, np.int64)
-    ends = np.searchsorted(to, np.arange(int(max(to.max(initial=0), endpoint.max(initial=0))) + 2))
-    places = Places(endpoint)
-    for end in np.unique(endpoint).tolist():
-        mine = slice(int(ends[end]), int(ends[end + 1]))
-        rows = places[end]
-        at = np.searchsorted(when[mine], enter[rows], "left") - 1
-        rows, at = rows[at >= 0], at[at >= 0]
-        reached[rows], after[rows] = when[mine][at], what[mine][at]
-    return reached, after
+    picked, none = needs.picked, np.array([NEVER])
+    when = np.concatenate([there_ns(picked), picked["grant_arrived_ns"], none])
+    to = np.concatenate([picked["dst"], picked["src"], [0]]).astype(np.int64)
+    what = np.concatenate([picked["data"], picked["grant"], [NONE32]]).astype(np.int64)
+    at = Latest(to, when).by(endpoint, np.maximum(enter, NEVER + 1) - 1)
+    return when[at], what[at]
 
 
 SLOTS: Final = NCCL_STEPS

@@ -14,6 +14,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import against_others, places_of, previous_row
+from dpuflow.entries.inputs import lines_of
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.verdicts.chance import is_material, usual_excess
 
@@ -83,7 +84,7 @@ def _waited(exchanges: Rows, instances: Sequence[Instance], entries: Entries, nu
     rows = Picked(exchanges, told)
     known = (rows["grant"] != NONE32) & (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
     rows, of = Picked(exchanges, told[known]), of[known]
-    way = 2 * rows["connection"].astype(np.int64) + (rows["src"] > rows["dst"])
+    way = lines_of(rows)
     order = np.lexsort((rows["order"], way, of))
     rows, of, way = Picked(exchanges, told[known][order]), of[order], way[order]
     same = (np.diff(way) == 0) & (np.diff(of) == 0)
@@ -118,19 +119,14 @@ def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries
     for number in one_to_one:
         of[instances[number].rows] = number
     rows = np.flatnonzero((of >= 0) & (exchanges["wire"] == Wire.ROCE_WRITE_IMM))
-    way = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
+    way = lines_of(exchanges)
     rows = rows[np.lexsort((exchanges["order"][rows], way[rows]))]
     last, after = rows[:-1], rows[1:]
     ends = (way[last] == way[after]) & (of[last] != of[after])
     last, granted = last[ends], exchanges["grant_ns"][after[ends]]
     known = (granted != NEVER) & (granted >= exchanges["arrived_end_ns"][last])
     last, granted = last[known], granted[known]
-    places = {
-        (int(entries.collective[row]), int(entries.endpoint[row])): row
-        for row in np.flatnonzero(np.isin(entries.collective, one_to_one)).tolist()
-    }
-    dst = exchanges["dst"][last].tolist()
-    at = np.array([places.get(key, -1) for key in zip(of[last].tolist(), dst, strict=True)], np.int64)
+    at = places_of(of[last], exchanges["dst"][last], entries)
     np.maximum.at(found, at[at >= 0], granted[at >= 0])
     return found
 

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places
+from dpuflow.arrays.ordering import Latest
 from dpuflow.entries import against_others
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -74,17 +74,9 @@ def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entrie
     # Of messages between others nobody here waits.
     ends = np.unique(entries.endpoint)
     rows = rows[np.isin(rows["src"], ends) & np.isin(rows["dst"], ends)]
-    end = np.concatenate([rows["src"], rows["dst"]]).astype(np.int64)
-    when = np.concatenate([rows["data_end_ns"], there_ns(rows)])
-    places = Places(end)
-    for each in np.unique(end).tolist():
-        times = np.sort(when[places[each]])
-        times = times[np.searchsorted(times, NEVER, "right") :]
-        mine = entries.of[each]
-        mine = mine[entries.enter_ns[mine] != NEVER]
-        at = np.searchsorted(times, entries.enter_ns[mine], side="right") - 1
-        until[mine[at >= 0]] = times[at[at >= 0]]
-    return until
+    end = np.concatenate([rows["src"], rows["dst"], [0]]).astype(np.int64)
+    when = np.concatenate([rows["data_end_ns"], there_ns(rows), [NEVER]])
+    return when[Latest(end, when).by(entries.endpoint, entries.enter_ns)]
 
 
 SIGN_TEST: Final = 2.326
