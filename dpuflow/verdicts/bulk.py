@@ -17,6 +17,7 @@ import numpy as np
 from dpuflow.arrays.ordering import cut_at, numbered, order_within, spans
 from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
+from dpuflow.verdicts.links import SLOW_FACTOR
 from dpuflow.verdicts.pages import (
     at_once,
     begin_ns,
@@ -27,6 +28,7 @@ from dpuflow.verdicts.pages import (
     parts_of,
     so_far,
 )
+from dpuflow.verdicts.pauses import TWICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -39,10 +41,6 @@ if TYPE_CHECKING:
 
 FEWEST: Final = 2
 """Pages: a single WRITE or READ is no burst of pages."""
-OTHERS: Final = 3.0
-"""A path is slow if its pages take so many times as long as those of the middle path: as of links."""
-TWICE: Final = 2
-"""Times a usual pause: a transfer that ends in one of the longer pauses had not been waited for."""
 FEWEST_PAUSES: Final = 3
 """So many of an endpoint's pauses between collectives tell which one is usual."""
 
@@ -424,7 +422,7 @@ def _slow(transfers: Found) -> Found:
     ordered = np.sort(own).tolist()
     others = np.array([middle_of_others(ordered, each) for each in own.tolist()])
     # Pages of one packet take no time at one place.
-    slow = (own > 0) & (own >= OTHERS * others)
+    slow = (own > 0) & (own >= SLOW_FACTOR * others)
     table["slow"][order] = np.repeat(slow, count)
     return Found(table, transfers.rows)
 

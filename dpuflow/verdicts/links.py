@@ -26,6 +26,7 @@ import numpy as np
 from dpuflow.arrays.ordering import Picked, classes
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import ONE_SIDED, places_of, previous_row
+from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Wire
 from dpuflow.verdicts.chance import is_material
 
@@ -38,9 +39,7 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Rows
 
 SLOW_FACTOR = 3.0
-"""A link whose messages usually take this many times as long as their like is slow."""
-FEWEST = 8
-"""Messages it takes to speak of a link's pace."""
+"""A link whose messages usually take this many times as long as their like is slow; so is a path of pages."""
 MATHIS = 1.22
 """TCP's rate at a loss rate p: this many segments a round trip over the root of p (Mathis et al., 1997)."""
 
