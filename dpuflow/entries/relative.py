@@ -62,23 +62,18 @@ def relate(entries: Entries, short: Bools | None = None, room_ns: Ints | int = 0
     a collective that was seen only in part nothing follows. ``room_ns``: how long before its first act a rank
     may have entered at the worst (``margins.room``): lower bounds leave so much room.
     """
-    starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
-    if not len(starts):
+    if not len(count):
         none = np.zeros(0, np.int64)
         return Relative(none, none, none, none)
-
-    def over(values: Ints) -> Ints:
-        return np.repeat(np.minimum.reduceat(values, starts), count)
-
     exact = entries.exact
     seen = (entries.enter_ns != NEVER) & entries.told
     when = np.where(seen, entries.enter_ns, FAR)
-    earliest = over(when)
-    first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
+    first = _least(entries, when)
+    earliest = when[first]
     # Being early oneself makes nobody late but others.
     floor = np.minimum(_floor(entries, entries.margins.lag_ns), entries.enter_ns)
-    known = over(exact.astype(np.int64)) == 1
+    known = exact[_least(entries, exact.astype(np.int64))]
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
     floor = np.where(missing, NEVER, floor)
@@ -94,7 +89,7 @@ def relate(entries: Entries, short: Bools | None = None, room_ns: Ints | int = 0
     # message shows that: no call returns before its data is there.
     shown = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
     shown = np.where(exact, entries.enter_ns, shown)
-    ahead = np.where(shown != NEVER, shown - _least_of_others(when, starts, count), NEVER)
+    ahead = np.where(shown != NEVER, shown - _least_of_others(entries, when), NEVER)
     ahead = np.where(exact, lead, np.maximum(ahead, entries.margins.lead_ns))
     off = np.where(exact, most_off, off)
     held = ~exact & (ahead > off)
@@ -114,7 +109,7 @@ def relate(entries: Entries, short: Bools | None = None, room_ns: Ints | int = 0
 def _floor(entries: Entries, room_ns: Ints) -> Ints:
     """When any other rank can have entered at the earliest: ``room_ns`` before acts that date one."""
     soonest = np.where(entries.exact, entries.enter_ns - room_ns, entries.since_ns)
-    return _least_of_others(soonest, entries.offsets[:-1], np.diff(entries.offsets))
+    return _least_of_others(entries, soonest)
 
 
 def _off_ns(entries: Entries, narrow: Ints) -> Ints:
@@ -172,13 +167,8 @@ def cautious(entries: Entries, relative: Relative, short: Bools) -> Ints:
     """
     if not len(short):
         return relative.lateness_ns
-    starts, count = entries.offsets[:-1], np.diff(entries.offsets)
     seen = (entries.enter_ns != NEVER) & entries.told
-    when = np.where(seen, entries.enter_ns, FAR)
-    own = np.where(
-        when == np.repeat(np.minimum.reduceat(when, starts), count), np.arange(len(when)), len(when)
-    )
-    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    first = _least(entries, np.where(seen, entries.enter_ns, FAR))
     usual = np.minimum(entries.margins.usual_way_ns, entries.margins.way_ns)
 
     way = entries.margins.way_ns - usual
@@ -192,7 +182,9 @@ def cautious(entries: Entries, relative: Relative, short: Bools) -> Ints:
     given = relative.lateness_ns + off(known, 1)  # what is left of the lead without either
     least = (given - off(TAIL * known, 1)) / 2
     sure = given - off(np.maximum(TAIL * known, slow), TAIL)
-    claimed = np.repeat(short, count) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    claimed = (
+        np.repeat(short, np.diff(entries.offsets)) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    )
     told = np.where(claimed, relative.lateness_ns, 0)
     share = np.maximum(np.maximum(least, sure), 0) / np.maximum(told, 1)
     return np.where(claimed, _given_away(entries, told, share), relative.lateness_ns)
@@ -221,14 +213,19 @@ def _given_away(entries: Entries, told: Ints, share: Floats) -> Ints:
     return np.asarray((told * np.minimum(share, of_most)).round(), np.int64)
 
 
-def _least_of_others(values: Ints, starts: Ints, count: Ints) -> Ints:
-    """For each row the least value of the other rows of its collective; far in the future without others."""
+def _least(entries: Entries, values: Ints) -> Ints:
+    """For each row that with the least of its collective's ``values``, of several the first."""
+    starts, count, rows = entries.offsets[:-1], np.diff(entries.offsets), np.arange(len(values))
     least = np.repeat(np.minimum.reduceat(values, starts), count)
-    own = np.where(values == least, np.arange(len(values)), len(values))
-    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    return np.repeat(np.minimum.reduceat(np.where(values == least, rows, len(rows)), starts), count)
+
+
+def _least_of_others(entries: Entries, values: Ints) -> Ints:
+    """For each row the least value of the other rows of its collective; far in the future without others."""
+    first = _least(entries, values)
     mine = first == np.arange(len(values))
-    second = np.repeat(np.minimum.reduceat(np.where(mine, FAR, values), starts), count)
-    return np.where(mine, second, least)
+    others = np.where(mine, FAR, values)
+    return np.where(mine, others[_least(entries, others)], values[first])
 
 
 def _errors(entries: Entries, spread_ns: Ints, first: Ints) -> tuple[Ints, Ints]:
