@@ -49,7 +49,7 @@ class Called(NamedTuple):
     act: Ints  # TRANSFER row of the credit
 
 
-def without_calls(entries: Entries, rows: NDArray[np.bool_], of_row: Ints) -> Entries:
+def without_calls(entries: Entries, rows: Bools, of_row: Ints) -> Entries:
     """Entries without times from an operation's last input to the next one's first credit that tell when the
     next one was called, not how soon a slot was given back: of groups that have such ``rows``."""
     at, ns = entries.reactions.between

@@ -144,9 +144,7 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
     return _beside_the_main(found, own, rows)
 
 
-def _beside_the_main(
-    found: Sequence[Judgement], own: Own, rows: Mapping[int, NDArray[np.int64]]
-) -> list[Judgement]:
+def _beside_the_main(found: Sequence[Judgement], own: Own, rows: Mapping[int, Ints]) -> list[Judgement]:
     """Judgements, where nobody is late by less than an ECHO of what another one is.
 
     What a rank does longer than its peers counts from when it left what was before. That is off by some of
