@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import dpuflow
 from dpuflow.matching.recognise import matches
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import dependencies, edge_sizes, fold, free_ranks, plan
+from dpuflow.schedules.graph import dependencies, edge_sizes, fold, free_ranks, free_sends, plan
 from dpuflow.schedules.nccl import double_tree, looped_ring, pat, tree_all_reduce
 from dpuflow.schema.rows import Op
 
@@ -73,7 +73,8 @@ def test_a_schedule_is_found_in_what_is_seen_of_its_own_messages(
     }
     assume({end for edge in edges for end in edge} == set(range(n)))
     near = None if len(captured) == n else captured
-    found = matches(edges, range(n), algorithm.op, near)
+    unasked = {rank: cuts * sum(free_sends(algorithm, n, root, rank).values()) for rank in captured}
+    found = matches(edges, range(n), algorithm.op, near, unasked)
     assert any(_alike(match.algorithm, match.root, algorithm, root, n, captured) for match in found)
 
 

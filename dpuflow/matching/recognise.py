@@ -22,7 +22,7 @@ import numpy as np
 
 from dpuflow.arrays.components import in_a_row
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schedules.graph import edge_sizes, lay_out
+from dpuflow.schedules.graph import edge_sizes, free_sends, lay_out
 from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op, Wire
 
@@ -89,6 +89,7 @@ def matches(
     endpoints: Sequence[int],
     op: Op,
     near: frozenset[int] | None = None,
+    unasked: Mapping[int, int] | None = None,
     known: Sequence[Algorithm] = ALGORITHMS,
     seen: Seen | None = None,
 ) -> list[Match]:
@@ -96,12 +97,13 @@ def matches(
 
     A message may have been cut into any number of segments where the algorithm allows it. ``op``
     UNKNOWN tries all operations. ``near``: the endpoints all of whose messages were captured, None for
-    everyone: edges between others are not asked for. ``seen``: which edges are on the wire, None: all. Where
-    no buffer of one size fits, parts of the ``VARIED`` may be of any size: who sends to whom tells the
-    algorithm.
+    everyone: edges between others are not asked for; then the best match in time comes first, by how many
+    messages each of ``near`` sends that need no input (``unasked``). ``seen``: which edges are on the wire,
+    None: all. Where no buffer of one size fits, parts of the ``VARIED`` may be of any size: who sends to whom
+    tells the algorithm.
     """
     if near is not None:
-        return _partly(edges, endpoints, op, near, known)
+        return _partly(edges, endpoints, op, near, unasked or {}, known)
     found: dict[Algorithm, Match] = {}
     for sized in (True, False) if op in VARIED else (True,):
         for algorithm, order, root in _tries(edges, endpoints, op, known):
@@ -119,6 +121,7 @@ def _partly(
     endpoints: Sequence[int],
     op: Op,
     near: frozenset[int],
+    unasked: Mapping[int, int],
     known: Sequence[Algorithm],
 ) -> list[Match]:
     """``matches`` where edges between endpoints that were not captured are missing."""
@@ -127,14 +130,14 @@ def _partly(
         return src in near or dst in near
 
     contacts = [Contact(src, dst, count) for (src, dst), (count, _) in edges.items()]
-    found: list[Match] = []
+    found: list[tuple[int, int, Match]] = []
     for algorithm, order, root in chain(_tries(edges, endpoints, op, known), placements(op, contacts, near)):
         match = _match(edges, algorithm, order, root, seen)
         if match is not None and _cut_alike(match, edges, seen):
-            found.append(match)
-    found.sort(key=lambda match: len(match.order))  # the fewest ranks, then the simplest algorithm
+            found.append((_untimely(match, edges, unasked), len(order), match))
+    found.sort(key=lambda f: f[:2])  # of equals the fewest ranks, then the simplest algorithm
     best: dict[Algorithm, Match] = {}
-    for match in found:
+    for _, _, match in found:
         best.setdefault(match.algorithm, match)
     return list(best.values())
 
@@ -187,6 +190,24 @@ def _cut_alike(match: Match, edges: EdgeBytes, seen: Seen) -> bool:
     order = match.order
     cuts = {edges[order[src], order[dst]][0] / len(sizes) for (src, dst), sizes in expected.items()}
     return len(cuts) == 1 and cuts.pop().is_integer()
+
+
+def _untimely(match: Match, edges: EdgeBytes, unasked: Mapping[int, int]) -> int:
+    """By how many the messages that need no input differ from those that were sent without any."""
+    places = {end: place for place, end in enumerate(match.order)}
+    off = 0
+    for end, count in unasked.items():
+        place = places[end]
+        sends = free_sends(match.algorithm, len(match.order), match.root, place)
+        units = edge_sizes(match.algorithm, len(match.order), match.root)
+        off += abs(
+            count
+            - sum(
+                number * edges[end, match.order[dst]][0] // len(units[place, dst])
+                for dst, number in sends.items()
+            )
+        )
+    return off
 
 
 def agree(

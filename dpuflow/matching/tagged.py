@@ -19,7 +19,7 @@ from dpuflow.matching.model import Instance, placed
 from dpuflow.matching.recognise import Match, matches, whole_size
 from dpuflow.matching.shared_addresses import Processes, shares_addresses
 from dpuflow.schedules.algorithms import GLOO, NONBLOCKING
-from dpuflow.schema.rows import Op, Wire
+from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -67,7 +67,8 @@ def tagged_instances(job: Job, rows: Ints) -> list[Instance]:
         for part in _components(tagged, None if op == Op.UNKNOWN else starts)
     ]
     if near is not None:
-        return [found for part in components for found in _of_component(job, part)]
+        habits = _habits(exchanges, components, near)
+        return [found for part in components for found in _of_component(job, part, habits)]
     mixed = [_shared(job, part) for part in components]
     crowd = [cell.rows for part, shared in zip(components, mixed, strict=True) if shared for cell in part]
     processes = Processes(job, np.sort(np.concatenate(crowd))) if crowd else None
@@ -77,19 +78,19 @@ def tagged_instances(job: Job, rows: Ints) -> list[Instance]:
         if shared and processes is not None:
             apart.append(_of_processes(exchanges, part, processes))
         else:
-            instances += _of_component(job, part)
+            instances += _of_component(job, part, None)
     _keep_alike(exchanges, [*apart, *instances])
     return [*apart, *instances]
 
 
-def _of_component(job: Job, cells: list[Cell]) -> list[Instance]:
+def _of_component(job: Job, cells: list[Cell], habits: Habits | None) -> list[Instance]:
     """The collective of cells that belong together, or those that took turns with equal tags."""
     op = Op(cells[0].op)
-    found = [_instance(job, part, op) for part in (_rings(cells) if op in RING_OPS else [cells])]
+    found = [_instance(job, part, op, habits) for part in (_rings(cells) if op in RING_OPS else [cells])]
     rings = all(i.algorithm and i.algorithm.name == "ring" for i in found)
     # Two ranks' ring is what two exchange in many another algorithm.
     if len(found) > 1 and (not rings or max(len(i.order) for i in found) == 2):
-        whole = _instance(job, cells, op)
+        whole = _instance(job, cells, op, habits)
         return [whole] if whole.complete and (not rings or len(whole.order) > 2) else found
     return found
 
@@ -221,13 +222,14 @@ def _overlap(a: Cell, b: Cell) -> int:
     return min(a.end_ns, b.end_ns) - max(a.start_ns, b.start_ns)
 
 
-def _instance(job: Job, cells: list[Cell], op: Op) -> Instance:
+def _instance(job: Job, cells: list[Cell], op: Op, habits: Habits | None) -> Instance:
     rows = np.sort(np.concatenate([cell.rows for cell in cells]))
     picked = job.exchanges[rows]
     endpoints = job.ordered(end for cell in cells for end in cell.ends)
     edges = _edges(picked)
+    unasked = None if habits is None else habits.get(_shape(op, edges))
     known = NONBLOCKING if op == Op.UNKNOWN else GLOO
-    found = matches(edges, endpoints, op, job.near, known)
+    found = matches(edges, endpoints, op, job.near, unasked, known)
     if not found:
         return Instance(rows, op, endpoints, complete=False, confidence=0.5)
     return placed(_told(rows, op, found, picked["bytes"].tolist()), job.near)
@@ -277,3 +279,33 @@ def _edges(picked: Rows) -> dict[tuple[int, int], tuple[int, int]]:
         count, total = edges.get((src, dst), (0, 0))
         edges[src, dst] = (count + 1, total + size)
     return edges
+
+
+Shape = tuple[Op, frozenset[tuple[tuple[int, int], tuple[int, int]]]]
+Habits = dict[Shape, dict[int, int]]
+"""For collectives of one operation, edges and bytes: by how many each captured rank's sends (offers, or
+data without one) were usually ahead of the data that had reached it, at most."""
+
+
+def _shape(op: Op, edges: dict[tuple[int, int], tuple[int, int]]) -> Shape:
+    return op, frozenset(edges.items())
+
+
+def _habits(exchanges: Rows, components: Sequence[Sequence[Cell]], near: frozenset[int]) -> Habits:
+    """How far captured ranks run ahead of their inputs, by the median over collectives of one shape."""
+    counts: dict[Shape, dict[int, list[int]]] = {}
+    for component in components:
+        op = Op(component[0].op)
+        for cells in _rings(list(component)) if op in RING_OPS else [component]:
+            picked = exchanges[np.concatenate([cell.rows for cell in cells])]
+            began = np.where(picked["offer_ns"] != NEVER, picked["offer_ns"], picked["data_ns"])
+            of = counts.setdefault(_shape(op, _edges(picked)), {})
+            for end in near & {end for cell in cells for end in cell.ends}:
+                heard = picked["arrived_end_ns"][(picked["dst"] == end) & (picked["arrived_end_ns"] != NEVER)]
+                mine = np.sort(began[(picked["src"] == end) & (began != NEVER)])
+                ahead = np.arange(1, len(mine) + 1) - np.searchsorted(np.sort(heard), mine)
+                of.setdefault(end, []).append(int(ahead.max(initial=0)))
+    return {
+        shape: {end: round(float(np.median(numbers))) for end, numbers in of.items()}
+        for shape, of in counts.items()
+    }

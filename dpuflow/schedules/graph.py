@@ -233,6 +233,18 @@ def first_acts(algorithm: Algorithm, n: int, root: int) -> tuple[dict[int, int],
     return sends, {rank: frozenset(peers) for rank, peers in inputs.items()}
 
 
+@remembered
+def free_sends(algorithm: Algorithm, n: int, root: int, rank: int) -> dict[int, int]:
+    """Whom a rank sends how many messages that need no input: those of steps before its first input."""
+    sends: dict[int, int] = {}
+    mine = schedule(algorithm, n, root)
+    first = min((s.step for s in mine if s.dst == rank), default=None)
+    for send in mine:
+        if send.src == rank and (first is None or send.step <= first):
+            sends[send.dst] = sends.get(send.dst, 0) + 1
+    return sends
+
+
 @dataclass(frozen=True)
 class Plan:
     """One collective of an algorithm: its edges in the order of ``edge_sizes``, and what they carry.
