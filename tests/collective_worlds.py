@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import key_numbers
 from dpuflow.assemble import Known, assemble
-from dpuflow.entries import build_entries
+from dpuflow.entries import Entries, build_entries
 from dpuflow.findings.build import build_findings
 from dpuflow.islands.analyse import Read
 from dpuflow.matching import Instance
@@ -36,6 +37,10 @@ from dpuflow.schema.rows import (
 )
 from dpuflow.schema.tables import CaptureInfo, CaptureTables, Clock, Joined
 from dpuflow.verdicts import infer
+from dpuflow.verdicts.bulk import fed_rows
+from dpuflow.verdicts.causes import Waits
+from dpuflow.verdicts.units import kinds_of
+from dpuflow.verdicts.waits import Overlap
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -53,6 +58,15 @@ RETRANSMISSION_NS = 200_000_000  # Linux's smallest retransmission timeout
 def algorithm_of(op: Op, name: str) -> Algorithm:
     """The first algorithm of that operation and name."""
     return next(a for a in GLOO if a.op == op and a.name == name)
+
+
+def no_waits(entries: Entries, instances: Sequence[Instance]) -> Waits:
+    """Ranks that waited for nothing but their peers."""
+    never, zeros = np.full(len(entries.rule), NEVER), np.zeros(len(entries.rule), np.int64)
+    overlap = Overlap(zeros > 0, zeros, zeros - 1)
+    group = key_numbers(tuple(sorted(i.order)) for i in instances)
+    kind = kinds_of(instances, group)[entries.collective]
+    return Waits(fed_rows([], entries), never, never, zeros - 1, overlap, zeros, (kind, zeros))
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from typing import Any
 
@@ -24,6 +25,15 @@ ANSWERS = next(rule for rule in RULES if rule.name == "entries.dating:_own_answe
 def test_a_rule_is_a_function_that_is_there(rule: Rule) -> None:
     assert callable(rule.function)
     assert lines_of(rule) > 0
+
+
+@pytest.mark.parametrize(
+    "name", ["calls:put_instances", "sockets:socket_instances", "structured:p2p_instances"]
+)
+def test_what_finds_nothing_leaves_its_rows_over(name: str) -> None:
+    """Its rows, whatever else it is given: a kernel that gets others reads what is not there."""
+    rule = next(rule for rule in RULES if rule.name == f"matching.{name}")
+    assert rule.neutral(None, tuple(inspect.signature(rule.function).parameters)) == ([], "rows")
 
 
 def test_every_rule_says_what_it_claims() -> None:

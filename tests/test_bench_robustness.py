@@ -206,6 +206,8 @@ def test_what_changed_is_told_worse_ones_last() -> None:
         Outcome("b", "alone", verdict="untold"),
     ]
     told = "\n".join(changes(before, after))
+    astray = [replace(after[0], exact=4, held=3)]
+    assert "a whole: found 3 -> 2, astray 0 -> 1" in "\n".join(changes(before, astray))
     assert "2 twins in common of 2 then and 3 now" in told
     assert "figures worse: 1\n  a whole: found 3 -> 2" in told
     assert "verdicts better: 1\n  a alone: cleared -> untold" in told

@@ -9,7 +9,7 @@ from typing import cast
 
 import numpy as np
 import pytest
-from collective_worlds import HOP, TIME_0, World, algorithm_of, captured
+from collective_worlds import HOP, TIME_0, World, algorithm_of, captured, no_waits
 
 from dpuflow.entries import Entries, Rule, build_entries, relate, weigh
 from dpuflow.exchanges.build import build_exchanges
@@ -23,7 +23,6 @@ from dpuflow.verdicts.causes import (
     NONE,
     OF_KIND,
     RECEIVER,
-    Waits,
     _against_usual,
     causes_of,
 )
@@ -56,7 +55,9 @@ def caused(
         entries = weigh(entries, exchanges, joined, instances, np.zeros(len(instances), np.int64))
     relative = relate(entries)
     charges = charge(entries, relative, np.zeros(len(instances), np.int64))
-    causes = causes_of(instances, entries, relative, charges, entries.endpoint == slow)
+    causes = causes_of(
+        instances, entries, relative, charges, entries.endpoint == slow, no_waits(entries, instances)
+    )
     keys = zip(entries.collective.tolist(), entries.endpoint.tolist(), strict=True)
     return dict(zip(keys, zip(causes.cause.tolist(), causes.excess_ns.tolist(), strict=True), strict=True))
 
@@ -266,7 +267,7 @@ def test_what_only_unread_messages_excuse_is_told_apart() -> None:
         relative,
         charges,
         nobody,
-        Waits(unread=unread, awaited=np.full(len(unread), NEVER)),
+        no_waits(entries, instances)._replace(unread=unread),
     )
     assert causes.excess_ns[row] < MS // 2
     assert causes.unread_ns[row] == pytest.approx(5 * MS, abs=300_000)
@@ -290,7 +291,7 @@ def test_what_excuses_a_rank_accuses_no_other() -> None:
         relative,
         charge(entries, relative, np.zeros(len(instances), np.int64)),
         np.zeros(len(entries.endpoint), bool),
-        Waits(unread=unread, awaited=np.full(len(unread), NEVER)),
+        no_waits(entries, instances)._replace(unread=unread),
     )
     known = causes.excess_ns != NEVER
     assert known[2:].all()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 import pytest
-from collective_worlds import TIME_0, World, algorithm_of, analysed, run_job
+from collective_worlds import TIME_0, World, algorithm_of, analysed, no_waits, run_job
 
 from dpuflow.entries import Entries, build_entries, relate, stalls
 from dpuflow.exchanges.build import build_exchanges
@@ -42,9 +42,9 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
     relative = relate(entries)
     charges = charge(entries, relative, of)
     slow = slow_rows(measure_links(exchanges, instances), entries)
-    causes = causes_of(instances, entries, relative, charges, slow)
+    causes = causes_of(instances, entries, relative, charges, slow, no_waits(entries, instances))
     step = find_steps(instances, entries, of)[1]
-    own = own_lateness(instances, entries, relative, causes, of)
+    own = own_lateness(instances, entries, relative, causes, of, np.zeros(len(step), np.int64))
     worked_ns, stalled = (
         find_work(entries, step).ns,
         stalls(entries, exchanges, instances, of[entries.collective]),
@@ -282,9 +282,11 @@ def test_point_to_point_transfers_are_no_verdict() -> None:
     relative = relate(entries)
     group = np.zeros(len(instances), np.int64)
     charges = charge(entries, relative, group)
-    causes = causes_of(instances, entries, relative, charges, np.zeros(len(entries.rule), bool))
+    causes = causes_of(
+        instances, entries, relative, charges, np.zeros(len(entries.rule), bool), no_waits(entries, instances)
+    )
     step = np.full(len(entries.rule), -1)
-    own = own_lateness(instances, entries, relative, causes, group)
+    own = own_lateness(instances, entries, relative, causes, group, np.zeros(len(step), np.int64))
     assert judge(Evidence(instances, entries, relative, charges, causes, own, group, step, 0)) == []
 
 

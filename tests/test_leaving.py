@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from collective_worlds import World, algorithm_of
+from collective_worlds import World, algorithm_of, no_waits
 
 from dpuflow.entries import AT_LEAST, Entries, Rule, build_entries, relate
 from dpuflow.exchanges.build import build_exchanges
@@ -45,7 +45,8 @@ def concluded(world: World, transfers: np.ndarray) -> tuple[Entries, Causes]:
     entries = build_entries(exchanges, instances)
     relative = relate(entries)
     charges = charge(entries, relative, np.zeros(len(instances), np.int64))
-    return entries, causes_of(instances, entries, relative, charges, np.zeros(len(entries.endpoint), bool))
+    slow = np.zeros(len(entries.endpoint), bool)
+    return entries, causes_of(instances, entries, relative, charges, slow, no_waits(entries, instances))
 
 
 def test_a_host_that_takes_its_data_late_is_no_late_rank() -> None:
@@ -106,6 +107,7 @@ def test_nobody_works_longer_than_peers_who_came_nobody_knows_when() -> None:
         relative._replace(bound=bound, enter_ns=enter),
         charges,
         np.zeros(len(rule), bool),
+        no_waits(entries, instances),
     )
     assert (found.excess_ns[others] == NEVER).all()
     assert abs(found.excess_ns[4 + 3] + 5 * MS) < MS // 10  # as against the late rank alone

@@ -163,3 +163,12 @@ def test_what_one_node_tells_leaves_no_room_for_the_hosts_of_others(shared: Path
     mine = [rank for each in result.collectives for rank in each.ranks if rank.endpoint == late]
     told = [rank.lateness_ns for rank in mine if rank.bound in ("exact", "at_least")]
     assert sum((ns or 0) > 5_000_000 for ns in told) >= 5
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_a_ring_that_one_node_sees_is_not_taken_for_one_of_its_neighbours_alone(node: int) -> None:
+    """Three of the four ranks exchange messages there: by these alone it could be a whole ring of three."""
+    trace = Path(__file__).parents[1] / "traces" / "gloo-allreduce-n4" / f"node{node}.pcap.gz"
+    found = [c for c in dpuflow.analyze([str(trace)]).collectives if c.op == "all_reduce"]
+    assert found
+    assert "exact" not in {rank.bound for collective in found for rank in collective.ranks}

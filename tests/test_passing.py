@@ -1,4 +1,4 @@
-"""NCCL's ranks that pass data on: which input a first message needs, and how fast slots are given back."""
+"""NCCL's ranks that pass data on: how fast slots are given back."""
 
 from __future__ import annotations
 
@@ -9,10 +9,9 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries.handover import consumed
-from dpuflow.entries.inputs import correct_by_first
 from dpuflow.matching.model import Instance, Slicing
 from dpuflow.schedules.nccl import BROADCAST_CHAIN, looped_ring
-from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire
+from dpuflow.schema.rows import EXCHANGE, Op, Wire
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -73,24 +72,3 @@ def test_the_next_operations_first_entry_is_no_sooner_than_the_last_input() -> N
     )
     assert where.tolist() == [1]
     assert between.tolist() == [800]  # four times as much as of the small one
-
-
-def test_a_first_message_needs_the_first_of_its_own_channel() -> None:
-    """Rank 1 sends on channel 1; of channel 0, the second message came just before."""
-    a, b = stream(2, 400, 0), stream(1, 0, 0, connection=1)
-    b["arrived_end_ns"] = 1_100
-    sent = stream(1, 0, 0, connection=3)
-    sent["src"], sent["dst"], sent["context"] = 1, 2, 78
-    rows = np.concatenate([a, b, sent])
-    receiver = np.array([1, 1, 1, 2])
-    enter = np.array([0, 1_500, 9_000])
-    act_at = np.array([-1, 3, -1])
-    for copied in (True, False):
-        reached, after = np.array([NEVER, 1_400, 0]), np.zeros(3, np.int64)
-        rows["data"] = np.arange(4)
-        correct_by_first(
-            Picked(rows, np.arange(4)), receiver, enter, act_at, np.full(4, copied), reached, after
-        )
-        assert reached[1] == 1_100
-        assert after[1] == 2
-        assert reached[2] == 0  # not concerned

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bench.ablation.switch import switched_off, watched
-from bench.robustness.against import FIGURES, WORTH
+from bench.robustness.against import FIGURES, WORTH, figures_of
 from bench.robustness.cases import read_subject
 from bench.robustness.play import asked, judged, twins_of, vantages
 from dpuflow.analysis import analyze_tables, read_captures
@@ -37,7 +37,7 @@ class Effect:
     violated: int = 0
     """Bounds violated without the rule, less those with it."""
     gained: int = 0
-    """Of found, operations and last ranks right, less invented and violated ones: more without it."""
+    """Of found, operations and last ranks right, less invented, violated and astray ones: more without it."""
     worth: int = 0
     """Whether the verdict is better (1) or worse (-1) without it."""
     verdict: str = ""
@@ -105,9 +105,8 @@ def _told(result: dpuflow.Analysis) -> Told:
 def _compare(effect: Effect, told: Told, outcome: Outcome, told_without: Told, without: Outcome) -> None:
     effect.entries = max((told - told_without).total(), (told_without - told).total())
     effect.violated = without.violated - outcome.violated
-    effect.gained = sum(
-        worth * (getattr(without, name) - getattr(outcome, name)) for name, worth in FIGURES.items()
-    )
+    then, now = figures_of(vars(outcome)), figures_of(vars(without))
+    effect.gained = sum(worth * (now[name] - then[name]) for name, worth in FIGURES.items())
     gained = WORTH[without.verdict] - WORTH[outcome.verdict]
     effect.worth = (gained > 0) - (gained < 0)
     if (outcome.verdict, outcome.said, outcome.rows) != (without.verdict, without.said, without.rows):

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from bench.robustness.judge import Outcome
 
 WORTH: Final = {"failed": 0, "accused": 0, "cleared": 1, "untold": 2, "unasked": 3, "right": 3}
-FIGURES: Final = {"found": 1, "op_right": 1, "last_right": 1, "invented": -1, "violated": -1}
-"""What more of is better, and what less of is."""
+FIGURES: Final = {"found": 1, "op_right": 1, "last_right": 1, "invented": -1, "violated": -1, "astray": -1}
+"""What more of is better, and what less of is. Astray: stated as exact, and off by more than its error."""
 
 
 def changes(before: Sequence[dict[str, Any]], after: Sequence[Outcome]) -> list[str]:
@@ -32,14 +32,10 @@ def changes(before: Sequence[dict[str, Any]], after: Sequence[Outcome]) -> list[
                 f"    was: {_said(old['said'], old['rows'])}",
                 f"    now: {_said(outcome.said, outcome.rows)}",
             ]
-        moved = {
-            name: getattr(outcome, name) - old[name]
-            for name in FIGURES
-            if getattr(outcome, name) != old[name]
-        }
-        worth = sum(by * FIGURES[name] for name, by in moved.items())
-        if moved and worth:
-            told = ", ".join(f"{name} {old[name]} -> {getattr(outcome, name)}" for name in moved)
+        then, now = figures_of(old), figures_of(vars(outcome))
+        worth = sum((now[name] - then[name]) * by for name, by in FIGURES.items())
+        if worth:
+            told = ", ".join(f"{name} {then[name]} -> {now[name]}" for name in now if now[name] != then[name])
             figures[1 if worth > 0 else -1].append(f"  {outcome.case} {outcome.twin}: {told}")
     return [
         "",
@@ -53,6 +49,13 @@ def changes(before: Sequence[dict[str, Any]], after: Sequence[Outcome]) -> list[
             for line in (f"{title}: {len(found) // each}", *found)
         ),
     ]  # fmt: skip
+
+
+def figures_of(outcome: Mapping[str, Any]) -> dict[str, int]:
+    """The FIGURES of an outcome, given its fields."""
+    return {
+        name: outcome["exact"] - outcome["held"] if name == "astray" else outcome[name] for name in FIGURES
+    }
 
 
 def _said(headline: str, rows: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Hashable, Iterable, Sequence
 
     from numpy.typing import NDArray
 
@@ -102,6 +102,12 @@ def numbered(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
     if int(of.max(initial=0)) > SPARSE * len(of):
         of = np.unique(of, return_inverse=True)[1]
     return np.ascontiguousarray(of)
+
+
+def key_numbers(keys: Iterable[Hashable]) -> NDArray[np.int64]:
+    """A small number from 0 for each of ``keys``, the same for equal ones, in the order of their first."""
+    numbers: dict[Hashable, int] = {}
+    return np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
 
 
 class Places:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.entries.channels import started_ns
-from dpuflow.entries.inputs import correct_by_first, last_event, reached_before
+from dpuflow.entries.inputs import last_event, reached_before
 from dpuflow.entries.places import by_process
 from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
@@ -31,31 +31,28 @@ from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.places import Places
     from dpuflow.matching import Instance
-
-    Ints = NDArray[np.int64]
 
 
 class Acts(NamedTuple):
     """By row of Entries, whose columns of the same names these are."""
 
-    enter_ns: NDArray[np.int64]
-    rule: NDArray[np.int64]
-    act: NDArray[np.int64]
-    after: NDArray[np.int64]
-    credit_ns: NDArray[np.int64]
-    granted_ns: NDArray[np.int64]
-    unmoved_ns: NDArray[np.int64]
-    free_ns: NDArray[np.int64]
-    grant: NDArray[np.int64]
-    lag_ns: NDArray[np.int64]
-    since_ns: NDArray[np.int64]
-    sent: NDArray[np.bool_]
-    send_at: NDArray[np.int64]
+    enter_ns: Ints
+    rule: Ints
+    act: Ints
+    after: Ints
+    credit_ns: Ints
+    granted_ns: Ints
+    unmoved_ns: Ints
+    free_ns: Ints
+    grant: Ints
+    lag_ns: Ints
+    since_ns: Ints
+    sent: Bools
+    send_at: Ints
     """Which exchange's sending the first act is; -1 where it is something else."""
 
 
@@ -103,7 +100,7 @@ class _Earliest(NamedTuple):
         """The earliest act of all."""
         return np.minimum(np.minimum(self.send_ns, self.ready_ns), self.answer_ns)
 
-    def chosen(self) -> tuple[NDArray[np.bool_], NDArray[np.bool_], NDArray[np.bool_]]:
+    def chosen(self) -> tuple[Bools, Bools, Bools]:
         """Rows whose first act is a send, an answer, or that it was ready."""
         enter = self.enter_ns
         seen = enter != FAR
@@ -111,7 +108,7 @@ class _Earliest(NamedTuple):
         return by_send, seen & ~by_send & (self.answer_ns == enter), seen & (self.ready_ns == enter)
 
 
-def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
+def _first_acts(places: Places, free: Bools) -> Acts:
     """``free``: ranks whose first message needs no input."""
     picked = places.picked
     within = last_within(places)
@@ -129,7 +126,6 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     alone = (rule == Rule.AFTER_INPUT) & (reached == NEVER) & places.transfers
     last, shown = last_event(places.needs, places.endpoint, np.where(alone, enter, NEVER))
     reached, after = np.where(alone, last, reached), np.where(alone, shown, after)
-    correct_by_first(picked, places.receiver, enter, waiting_at, places.copied, reached, after)
     entered = np.where(seen, enter, NEVER)
     granted, grant = credit != NEVER, np.full(len(places), NONE32, np.int64)
     grant[granted] = picked["grant"][first.send_at[granted]]
@@ -150,7 +146,7 @@ def _first_acts(places: Places, free: NDArray[np.bool_]) -> Acts:
     )
 
 
-def _unasked(picked: Picked) -> NDArray[np.bool_]:
+def _unasked(picked: Picked) -> Bools:
     """Exchanges whose receivers say that they are ready, whoever sends: Gloo's."""
     return (picked["wire"] >= Wire.GLOO_DATA) & (picked["wire"] <= Wire.GLOO_RECV_READY)
 
@@ -171,7 +167,7 @@ def _earliest(places: Places, within: Within) -> _Earliest:
     )
 
 
-def _rules(first: _Earliest, within: Within, free: NDArray[np.bool_]) -> Ints:
+def _rules(first: _Earliest, within: Within, free: Bools) -> Ints:
     """What each first act is."""
     by_send, by_answer, by_ready = first.chosen()
     # An input that was never seen may have come before.
@@ -216,8 +212,8 @@ class Within(NamedTuple):
 
     rows: Ints
     at: Ints  # which exchange
-    exact: NDArray[np.bool_]  # it had waited for a GPU alone; else for its credit, perhaps
-    inner: NDArray[np.bool_]  # that GPU is not the one at the exit
+    exact: Bools  # it had waited for a GPU alone; else for its credit, perhaps
+    inner: Bools  # that GPU is not the one at the exit
     lag_ns: Ints  # so much before or after that it may have entered
     since_ns: Ints  # ... but no earlier than this; NEVER where nothing shows it
 

@@ -21,8 +21,7 @@ from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Seen, Wire
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.queues import Queued
     from dpuflow.entries.reactions import Law
@@ -30,8 +29,6 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 NEXT = 1.5
 """Distances of packets within which one follows the other without a pause."""
@@ -46,7 +43,7 @@ class Blocker(NamedTuple):
 
     rule: Rule  # what the entry rests on where it stands
     until_ns: Ints  # it kept them until then; NEVER where there was no such thing
-    limit_ns: NDArray[np.float64] | float  # later than so long after that, they had not waited; NaN: never
+    limit_ns: Floats | float  # later than so long after that, they had not waited; NaN: never
     after: Ints  # TRANSFER row that shows it, NONE32 for none
 
     def stands(self, act_ns: Ints) -> Bools:
@@ -67,7 +64,7 @@ class Scene:
     of_row: Ints
     """The group of each row."""
     law: Law
-    packet_ns: NDArray[np.float64]
+    packet_ns: Floats
     """For each row how long a packet of its endpoint takes to leave."""
     way_ns: Ints
     """How long the act may have been on its way to where it was stamped, 95 of 100 times ..."""
@@ -75,7 +72,7 @@ class Scene:
     """... and usually."""
 
     @property
-    def prompt_ns(self) -> NDArray[np.float64]:
+    def prompt_ns(self) -> Floats:
         """Within this after a thing that is seldom waited for, an act may have waited for it: the usual
         reaction (90 %), where none was ever seen a few round trips."""
         return np.where(np.isnan(self.law.most_ns), FAR_BEYOND * trip_ns(self.exchanges), self.law.most_ns)
@@ -89,7 +86,7 @@ class Scene:
         until = np.where(rows, self.entries.enter_ns, NEVER)
         return Blocker(rule, until, 0.0, self.none() if after is None else after)
 
-    def credit(self, rows: Bools, limit_ns: NDArray[np.float64] | float) -> Blocker:
+    def credit(self, rows: Bools, limit_ns: Floats | float) -> Blocker:
         """The credits of ``rows``."""
         known = rows & (self.entries.credit_ns != NEVER)
         until = np.where(known, self.entries.enter_ns - self.entries.credit_ns, NEVER)
@@ -144,8 +141,8 @@ def inputs_and_offers(scene: Scene) -> Blocker:
 class Credited(NamedTuple):
     """By row of Entries."""
 
-    rows: NDArray[np.bool_]  # the first message may have waited for its credit
-    since_ns: NDArray[np.int64]  # then the rank entered no earlier than this; NEVER where nothing says so
+    rows: Bools  # the first message may have waited for its credit
+    since_ns: Ints  # then the rank entered no earlier than this; NEVER where nothing says so
 
 
 def credited(scene: Scene) -> Credited:
@@ -321,7 +318,7 @@ def sent_by_gpus(exchanges: Rows | Picked) -> Bools:
     return np.asarray(sent & ((exchanges["seen"] & Seen.AT_SENDER) != 0), np.bool_)
 
 
-def packet_times(entries: Entries, exchanges: Rows | Picked) -> NDArray[np.float64]:
+def packet_times(entries: Entries, exchanges: Rows | Picked) -> Floats:
     """For each row how long a packet of its endpoint takes to leave: their usual distance within a message.
 
     0 where none of these sent it, and where no message has several packets.
@@ -345,14 +342,12 @@ def trip_ns(exchanges: Rows | Picked) -> float:
     return float(np.median(trips)) if len(trips) else float("nan")
 
 
-def _since_ns(entries: Entries) -> NDArray[np.int64]:
+def _since_ns(entries: Entries) -> Ints:
     """From leaving one collective to entering the next; 0 where nothing is known of that."""
     return np.where(entries.since_ns != NEVER, entries.enter_ns - entries.since_ns, 0)
 
 
-def least_work_ns(
-    entries: Entries, free: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+def least_work_ns(entries: Entries, free: Bools, of_row: Ints) -> tuple[Ints, Bools]:
     """For each row the least time that a rank of its group needed between two collectives, 0 without; and
     rows of which that is not known because one other rank alone was free of doubt.
 

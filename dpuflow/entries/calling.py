@@ -29,12 +29,10 @@ from dpuflow.entries.rows import EXACT_RULES, EXPLAINED, QUICK, SLOW, Rule
 from dpuflow.schema.rows import NEVER, NONE32, Wire
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries.blockers import Scene
     from dpuflow.entries.rows import Entries
 
-    Ints = NDArray[np.int64]
 
 FEW: Final = 3
 """First messages by which an operation is known to be called like that."""
@@ -48,13 +46,13 @@ OPEN: Final = (Rule.CREDIT, Rule.AFTER_INPUT)
 class Called(NamedTuple):
     """Arrays by row of Entries."""
 
-    rows: NDArray[np.bool_]  # dated by their own credit
+    rows: Bools  # dated by their own credit
     enter_ns: Ints  # when the first message would have left
     error_ns: Ints  # half of the interval in which 95 % of first messages follow the credit
     act: Ints  # TRANSFER row of the credit
 
 
-def without_calls(entries: Entries, rows: NDArray[np.bool_], of_row: Ints) -> Entries:
+def without_calls(entries: Entries, rows: Bools, of_row: Ints) -> Entries:
     """Entries without times from an operation's last input to the next one's first credit that tell when the
     next one was called, not how soon a slot was given back: of groups that have such ``rows``."""
     at, ns = entries.reactions.between
@@ -95,7 +93,7 @@ def called(scene: Scene, rule: Ints) -> Called:
     return found
 
 
-def _of_nccl(scene: Scene) -> NDArray[np.bool_]:
+def _of_nccl(scene: Scene) -> Bools:
     """Rows of NCCL's operations over RoCE whose rank was captured."""
     wires = scene.exchanges["wire"]
     fit = [len(i.rows) > 0 and wires[i.rows[0]] == Wire.ROCE_WRITE_IMM for i in scene.instances]

@@ -19,14 +19,11 @@ from dpuflow.schema.rows import NEVER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.matching import Instance
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
-
-    Ints = NDArray[np.int64]
 
 
 def started_ns(exchanges: Rows | Picked) -> Ints:
@@ -90,7 +87,7 @@ def _channels(picked: Picked, shaped: Ints, ring: Ints, slices: int) -> Ints | N
     return None
 
 
-def _goes_on(came: Ints, left: Ints, alike: NDArray[np.bool_]) -> Ints | None:
+def _goes_on(came: Ints, left: Ints, alike: Bools) -> Ints | None:
     """For each connection into a rank the one out of it that goes on with its messages.
 
     (operations, connections, messages): when each came, and when that which needs it left. Of one channel

@@ -25,20 +25,17 @@ from dpuflow.entries.places import build_places
 from dpuflow.entries.queues import queued_rows
 from dpuflow.entries.reactions import law_of
 from dpuflow.entries.rows import FAR_BEYOND, Reactions, Rule, blank
-from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Wire
+from dpuflow.schema.rows import NEVER, NONE32, MessageFlag
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries.places import Places
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
-
-_EAGER = (Wire.OB1_MATCH, Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)
 
 
 def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
@@ -69,7 +66,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
         retransmitted=_sent_again(places),
         whole=_whole(places),
         fed=leaves.fed,
-        buffered=acts.sent & ~leaves.fed & ~_held_up(places) & ~leaves.far,
+        buffered=acts.sent & ~leaves.fed & ~leaves.far,
         early_ns=_early_ns(places),
         unmoved_ns=np.where(beside, NEVER, acts.unmoved_ns),
         free_ns=acts.free_ns,
@@ -84,7 +81,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
     return replace(entries, since_ns=since_ns, since_act=since_act, leave_ns=leave, idle_ns=idle)
 
 
-def _sent_again(places: Places) -> NDArray[np.int64]:
+def _sent_again(places: Places) -> Ints:
     """By row how many packets to and from the rank were sent again."""
     again = np.zeros(len(places), np.int64)
     for end in (places.sender, places.receiver):
@@ -92,22 +89,14 @@ def _sent_again(places: Places) -> NDArray[np.int64]:
     return again
 
 
-def _whole(places: Places) -> NDArray[np.bool_]:
+def _whole(places: Places) -> Bools:
     cut = (places.picked["flags"] & (MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER)) != 0
     whole = np.fromiter((i.complete for i in places.instances), bool, len(places.instances))
     whole[places.of[cut]] = False
     return whole[places.collective]
 
 
-def _held_up(places: Places) -> NDArray[np.bool_]:
-    """Ranks that sent what their peers had to allow."""
-    held_up = np.zeros(len(places), bool)
-    offered = places.picked["offer_ns"] != NEVER
-    held_up[places.sender[offered | ~np.isin(places.picked["wire"], _EAGER)]] = True
-    return held_up
-
-
-def _early_ns(places: Places) -> NDArray[np.int64]:
+def _early_ns(places: Places) -> Ints:
     """Where another algorithm fits as well, it is that one."""
     early = places.needs.early_ns.tolist()
     kept = [0 if i.alternatives else e for i, e in zip(places.instances, early, strict=True)]
@@ -115,11 +104,7 @@ def _early_ns(places: Places) -> NDArray[np.int64]:
 
 
 def weigh(
-    entries: Entries,
-    exchanges: Rows,
-    joined: Joined,
-    instances: Sequence[Instance],
-    group: NDArray[np.int64],
+    entries: Entries, exchanges: Rows, joined: Joined, instances: Sequence[Instance], group: Ints
 ) -> Entries:
     """Entries with every doubt that the capture gives reason for, and with the error of each.
 
@@ -146,7 +131,7 @@ def weigh(
     return replace(dated, heard=likely_entries(dated, exchanges, instances, law))
 
 
-def _solved(scene: Scene, joined: Joined) -> tuple[Entries, NDArray[np.int64]]:
+def _solved(scene: Scene, joined: Joined) -> tuple[Entries, Ints]:
     """Entries with the rule that each rests on by all its blockers, and since when it may be.
 
     Then so much later than a peer each is by calls before it (``queues``).
@@ -182,7 +167,7 @@ def _solved(scene: Scene, joined: Joined) -> tuple[Entries, NDArray[np.int64]]:
     return dated, np.where(waited, queued.lead_ns, NEVER)
 
 
-def _stalled(entries: Entries, law: Law) -> NDArray[np.int64]:
+def _stalled(entries: Entries, law: Law) -> Ints:
     """How long each rank sat on an input in mid-operation, at most, where that is far beyond what is usual.
 
     It had entered and sent all it could; the delay is its own, and later messages of others inherit it.
@@ -216,7 +201,7 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
     )
 
 
-def _own_answers(entries: Entries, law: Law) -> NDArray[np.bool_]:
+def _own_answers(entries: Entries, law: Law) -> Bools:
     """Rows of ranks that answered what lay there and then sent their own, which needed nothing, at once."""
     own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
     with np.errstate(invalid="ignore"):

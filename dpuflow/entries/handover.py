@@ -20,8 +20,7 @@ from dpuflow.schema.rows import NEVER, Wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.places import Needs
     from dpuflow.entries.rows import Times
@@ -29,12 +28,8 @@ if TYPE_CHECKING:
 
 
 def waited_sends(
-    picked: Picked,
-    needs: Needs,
-    sender: NDArray[np.int64],
-    receiver: NDArray[np.int64],
-    enter: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    picked: Picked, needs: Needs, sender: Ints, receiver: Ints, enter: Ints
+) -> tuple[Ints, Ints]:
     """Sends whose rank had done all it could and waited for an input: (row of Entries, time since it came).
 
     ``picked`` are the exchanges of ``needs``; ``sender``, ``receiver`` and ``enter`` refer to rows of
@@ -67,7 +62,7 @@ def waited_sends(
     return own[:found], after[:found]
 
 
-def _begun_before(picked: Picked, sender: NDArray[np.int64], start: NDArray[np.int64]) -> NDArray[np.int64]:
+def _begun_before(picked: Picked, sender: Ints, start: Ints) -> Ints:
     """When NCCL had begun the send before each on the same connection: its thread blocks do not wait for each
     other. NEVER for the first one there, and of other libraries."""
     wire, line = picked["wire"], lines_of(picked)
@@ -79,9 +74,7 @@ def _begun_before(picked: Picked, sender: NDArray[np.int64], start: NDArray[np.i
     return before
 
 
-def _behind_own_data(
-    picked: Picked, sender: NDArray[np.int64], start: NDArray[np.int64], ready: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _behind_own_data(picked: Picked, sender: Ints, start: Ints, ready: Ints) -> Ints:
     """NCCL's sends whose rank was still sending when their input came: they waited for the wire, not for it.
 
     NCCL's thread blocks fill slots while the network takes those before; a blocking caller has one at a time.
@@ -93,11 +86,11 @@ def _behind_own_data(
         return rows[:0]
     same = sender[rows[1:]] == sender[rows[:-1]]
     busy = same & (picked["data_end_ns"][rows[:-1]] > ready[rows[1:]])
-    behind: NDArray[np.int64] = rows[1:][busy]
+    behind: Ints = rows[1:][busy]
     return behind
 
 
-def granted_data_ns(picked: Picked, sender: NDArray[np.int64]) -> NDArray[np.int64]:
+def granted_data_ns(picked: Picked, sender: Ints) -> Ints:
     """How long Open MPI's hosts take from a grant to the data that it allows, where nothing else of the rank
     was leaving: it is in the call, and had waited for that.
     """
@@ -114,9 +107,7 @@ def granted_data_ns(picked: Picked, sender: NDArray[np.int64]) -> NDArray[np.int
     return np.asarray((start - granted)[rows[lone]], np.int64)
 
 
-def _alone(
-    sender: NDArray[np.int64], allowed: NDArray[np.int64], end: NDArray[np.int64]
-) -> NDArray[np.bool_]:
+def _alone(sender: Ints, allowed: Ints, end: Ints) -> Bools:
     """Data before which its sender had sent all else that had been allowed by then.
 
     What was allowed later and left before it excuses nothing: then its own was left lying.
@@ -133,7 +124,7 @@ def is_gloo(wire: int) -> bool:
     return bool(Wire.GLOO_DATA <= wire <= Wire.GLOO_RECV_READY)
 
 
-def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDArray[np.int64]:
+def typical(total: int, of: Ints, values: Ints) -> Ints:
     """The lower median of each row's values; NEVER for rows without."""
     out = np.full(total, NEVER, np.int64)
     lower_medians(values, of, out)
@@ -141,11 +132,7 @@ def typical(total: int, of: NDArray[np.int64], values: NDArray[np.int64]) -> NDA
 
 
 def consumed(
-    picked: Picked,
-    instances: Sequence[Instance],
-    of: NDArray[np.int64],
-    receiver: NDArray[np.int64],
-    enter: NDArray[np.int64],
+    picked: Picked, instances: Sequence[Instance], of: Ints, receiver: Ints, enter: Ints
 ) -> tuple[Times, Times]:
     """From an input's arrival to the entry that grants its slot again: (row of Entries, ns) of every one
     seen.

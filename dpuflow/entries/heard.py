@@ -28,8 +28,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
@@ -179,15 +178,11 @@ class Bounded(NamedTuple):
 
     entries: Entries
     relative: Relative
-    later_ns: NDArray[np.int64]
+    later_ns: Ints
 
 
 def bound_above(
-    entries: Entries,
-    relative: Relative,
-    instances: Sequence[Instance],
-    short: NDArray[np.bool_],
-    noise_ns: NDArray[np.int64],
+    entries: Entries, relative: Relative, instances: Sequence[Instance], short: Bools, noise_ns: Ints
 ) -> Bounded:
     """``short`` marks collectives with ranks that no capture saw (``relative.short_of_ranks``).
 
@@ -230,9 +225,7 @@ def bound_above(
     return Bounded(entries, Relative(lateness, bound, error, enter), later)
 
 
-def _latest(
-    entries: Entries, rows: NDArray[np.int64], likely: NDArray[np.int64], exact: NDArray[np.bool_]
-) -> int:
+def _latest(entries: Entries, rows: Ints, likely: Ints, exact: Bools) -> int:
     """Which of ``rows`` is likely to have entered last; ``exact`` and ``likely`` are of all rows.
 
     Of two the one that was heard of first counts, unless the second is dated or is later by more than
@@ -246,7 +239,7 @@ def _latest(
     return int(best)
 
 
-def _likely_ns(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
+def _likely_ns(entries: Entries, instances: Sequence[Instance]) -> Ints:
     """When each rank is likely to have entered; NEVER where nothing tells."""
     arrived = np.where(entries.exact, entries.enter_ns - entries.margins.usual_way_ns, NEVER)
     likely = np.where(entries.heard.likely_ns != NEVER, entries.heard.likely_ns, arrived)

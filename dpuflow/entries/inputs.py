@@ -17,14 +17,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places
+from dpuflow.arrays.ordering import Latest
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.places import Needs
     from dpuflow.matching import Instance
@@ -32,12 +31,8 @@ if TYPE_CHECKING:
 
 
 def reached_before(
-    needs: Needs,
-    receiver: NDArray[np.int64],
-    enter: NDArray[np.int64],
-    answer_at: NDArray[np.int64],
-    send_at: NDArray[np.int64],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    needs: Needs, receiver: Ints, enter: Ints, answer_at: Ints, send_at: Ints
+) -> tuple[Ints, Ints]:
     """For each rank when the last of what its first act (``enter``) may have waited for had come, and its
     TRANSFER row; NEVER and NONE32 where nothing had.
 
@@ -67,7 +62,7 @@ def reached_before(
         latest = (times != NEVER) & (times == reached[receiver])
         after[receiver[latest]] = picked[what][latest]
 
-    # NCCL's streams: any of several channels may have the first message (``correct_by_first``).
+    # NCCL's streams: any of several channels may have the first message .
     streams = np.isin(picked["wire"], (Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA))
     row_of = np.full(len(picked), -1, np.int64)
     rows = np.flatnonzero(send_at >= 0)
@@ -91,33 +86,19 @@ def reached_before(
     return reached, after
 
 
-def last_event(
-    needs: Needs, endpoint: NDArray[np.int64], enter: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def last_event(needs: Needs, endpoint: Ints, enter: Ints) -> tuple[Ints, Ints]:
     """For each row when the last data or credit before its first act had reached its endpoint, of whatever
     operation, and its TRANSFER row; NEVER and NONE32 without.
 
     A transfer's own messages do not say what its sender had waited for: in a pipeline what came from another
     stage. Nothing but what comes from outside releases a rank that waits.
     """
-    picked = needs.picked
-    when = np.concatenate([there_ns(picked), picked["grant_arrived_ns"]])
-    to = np.concatenate([picked["dst"], picked["src"]]).astype(np.int64)
-    what = np.concatenate([picked["data"], picked["grant"]]).astype(np.int64)
-    known = when != NEVER
-    when, to, what = when[known], to[known], what[known]
-    order = np.lexsort((when, to))
-    when, to, what = when[order], to[order], what[order]
-    reached, after = np.full(len(enter), NEVER), np.full(len(enter), NONE32, np.int64)
-    ends = np.searchsorted(to, np.arange(int(max(to.max(initial=0), endpoint.max(initial=0))) + 2))
-    places = Places(endpoint)
-    for end in np.unique(endpoint).tolist():
-        mine = slice(int(ends[end]), int(ends[end + 1]))
-        rows = places[end]
-        at = np.searchsorted(when[mine], enter[rows], "left") - 1
-        rows, at = rows[at >= 0], at[at >= 0]
-        reached[rows], after[rows] = when[mine][at], what[mine][at]
-    return reached, after
+    picked, none = needs.picked, np.array([NEVER])
+    when = np.concatenate([there_ns(picked), picked["grant_arrived_ns"], none])
+    to = np.concatenate([picked["dst"], picked["src"], [0]]).astype(np.int64)
+    what = np.concatenate([picked["data"], picked["grant"], [NONE32]]).astype(np.int64)
+    at = Latest(to, when).by(endpoint, np.maximum(enter, NEVER + 1) - 1)
+    return when[at], what[at]
 
 
 SLOTS: Final = NCCL_STEPS
@@ -125,50 +106,9 @@ SLOTS: Final = NCCL_STEPS
 two."""
 
 
-def correct_by_first(
-    picked: Picked,
-    receiver: NDArray[np.int64],
-    enter: NDArray[np.int64],
-    act_at: NDArray[np.int64],
-    copied: NDArray[np.bool_],
-    reached: NDArray[np.int64],
-    after: NDArray[np.int64],
-) -> None:
-    """Of NCCL's ranks that send only what they received, correct what had reached them before their first
-    act.
-
-    No message of NCCL's algorithms needs more of any connection than its first so many: the first one sent
-    needs at most the first of each. So what streams in behind that held nobody up. Which channel's it was is
-    known where data is passed on as it is (``copied``), by its first bytes; else ``reached`` becomes the
-    latest of those before the act. ``act_at``: the message of the act, -1 for ranks that are not concerned.
-    """
-    wire = picked["wire"]
-    nccl = (wire == Wire.ROCE_WRITE_IMM) | (wire == Wire.NCCL_DATA)
-    rows = np.flatnonzero(nccl & (act_at[receiver] >= 0)) if len(picked) else np.zeros(0, np.int64)
-    line, to = picked["connection"][rows], receiver[rows]
-    order = np.lexsort((picked["order"][rows], line, to))
-    rows, line, to = rows[order], line[order], to[order]
-    first = np.r_[True, (line[1:] != line[:-1]) | (to[1:] != to[:-1])][: len(rows)]
-    rows, to = rows[first], to[first]
-    when = picked["arrived_end_ns"][rows]
-    there = (when != NEVER) & (when <= enter[to])
-    rows, to, when = rows[there], to[there], when[there]
-    sample = picked["context"]
-    same = copied[rows] & (sample[rows] > 0) & (sample[rows] == sample[act_at[to]])
-    told = np.zeros(len(reached), bool)
-    told[to[same]] = True
-    use = same | ~told[to]
-    rows, to, when = rows[use], to[use], when[use]
-    latest = np.full(len(reached), NEVER)
-    np.maximum.at(latest, to, when)
-    reached[to] = latest[to]
-    ends = when == latest[to]
-    after[to[ends]] = picked["data"][rows[ends]]
-
-
-def lines_of(exchanges: Rows | Picked) -> NDArray[np.int64]:
+def lines_of(exchanges: Rows | Picked) -> Ints:
     """Numbers the directions of connections."""
-    line: NDArray[np.int64] = 2 * exchanges["connection"].astype(np.int64)
+    line: Ints = 2 * exchanges["connection"].astype(np.int64)
     line += exchanges["src"] > exchanges["dst"]
     return line
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import order_within
+from dpuflow.arrays.ordering import key_numbers, order_within
 from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
 from dpuflow.entries.reactions import law_of
 from dpuflow.entries.relative import previous_row
@@ -32,8 +32,7 @@ from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.acts import Acts
     from dpuflow.entries.places import Places
@@ -44,16 +43,16 @@ if TYPE_CHECKING:
 class Leaves(NamedTuple):
     """By row of Entries, whose columns of the same names these are."""
 
-    leave_ns: NDArray[np.int64]
-    idle_ns: NDArray[np.int64]
-    gone_ns: NDArray[np.int64]
-    fed: NDArray[np.bool_]
-    last: NDArray[np.int64]
-    acked_ns: NDArray[np.int64]
-    left_ns: NDArray[np.int64]
+    leave_ns: Ints
+    idle_ns: Ints
+    gone_ns: Ints
+    fed: Bools
+    last: Ints
+    acked_ns: Ints
+    left_ns: Ints
     """When it can have left at the earliest: of ranks that fill slots and go when the last was free and their
     input there, for something else may have kept what they send. NEVER: not before what came before."""
-    far: NDArray[np.bool_]
+    far: Bools
     """Ranks beyond the captures, where not all nodes were captured."""
 
 
@@ -104,12 +103,12 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
     )
 
 
-def _far(places: Places) -> NDArray[np.bool_]:
+def _far(places: Places) -> Bools:
     beyond = (not i.was_captured(e) for i in places.instances for e in i.order)
     return np.fromiter(beyond, bool, len(places))
 
 
-def _sent(places: Places, far: NDArray[np.bool_]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _sent(places: Places, far: Bools) -> tuple[Ints, Ints]:
     """By row when all the rank's data had left; and when it had heard that its peers had read theirs."""
     picked, sender = places.picked, places.sender
     sent = np.full(len(places), NEVER, np.int64)
@@ -127,7 +126,7 @@ def _sent(places: Places, far: NDArray[np.bool_]) -> tuple[NDArray[np.int64], ND
     return np.maximum(sent, heard), heard
 
 
-def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
+def _of_nodes(places: Places, leave: Ints) -> Ints:
     """When ranks that share nodes with others can have left at the latest; at the earliest into ``leave``.
 
     Most of what such a rank receives comes over NVLink. It has not left before it sent its last; nor long
@@ -138,7 +137,7 @@ def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
         return leave
     mine = np.isin(places.of, railed)
     np.maximum.at(leave, places.sender[mine], places.picked["data_ns"][mine])
-    latest: NDArray[np.int64] = leave.copy()
+    latest: Ints = leave.copy()
     for number in railed:
         rows = slice(*places.offsets[number : number + 2].tolist())
         nodes = np.array(places.instances[number].placement.nodes)
@@ -147,9 +146,7 @@ def _of_nodes(places: Places, leave: NDArray[np.int64]) -> NDArray[np.int64]:
     return latest
 
 
-def left_before(
-    entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def left_before(entries: Entries, places: Places, leaves: Leaves, send_at: Ints) -> tuple[Ints, Ints]:
     """``since_ns`` and ``since_act``: no rank enters before it has left what it did before.
 
     ``send_at``: of each row which exchange's sending its first act is.
@@ -163,9 +160,7 @@ def left_before(
     return np.where(before <= entered, before, NEVER), shown
 
 
-def _left_ns(
-    entries: Entries, places: Places, leaves: Leaves, send_at: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def _left_ns(entries: Entries, places: Places, leaves: Leaves, send_at: Ints) -> Ints:
     """``left_ns``; of ranks that fill slots and go also by their first message, if nothing else kept it.
 
     It did if the message left soon, in round trips or the worst hand-over, after that; else the slot had been
@@ -184,7 +179,7 @@ def _left_ns(
     return np.asarray(out, np.int64)
 
 
-def _kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64]:
+def _kept_until_ns(picked: Picked, sends: Ints) -> Ints:
     """For each of ``sends``, places in ``picked``, until when something else than its rank may have kept it.
 
     Its credit; its connection's turn, which comes when the message before it is acknowledged; the data that
@@ -203,7 +198,7 @@ def _kept_until_ns(picked: Picked, sends: NDArray[np.int64]) -> NDArray[np.int64
     return np.asarray(out, np.int64)
 
 
-def as_acknowledged(entries: Entries, places: Places) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def as_acknowledged(entries: Entries, places: Places) -> tuple[Ints, Ints]:
     """``leave_ns`` and ``idle_ns`` no sooner than the ACKs that the library waits for.
 
     An ACK may stand for several messages and leave after the rank has gone on: who enters its next collective
@@ -226,7 +221,7 @@ def as_acknowledged(entries: Entries, places: Places) -> tuple[NDArray[np.int64]
     return leave, np.where(entries.idle_ns != NEVER, np.maximum(entries.idle_ns, leave), NEVER)
 
 
-def not_beside(entries: Entries, places: Places, last: NDArray[np.int64]) -> NDArray[np.int64]:
+def not_beside(entries: Entries, places: Places, last: Ints) -> Ints:
     """``last``, each row's collective before (-1: none), and -1 where its rank need not have left that one.
 
     What came before that is no stand-in: how long ranks work would be reckoned from there.
@@ -247,7 +242,7 @@ def not_beside(entries: Entries, places: Places, last: NDArray[np.int64]) -> NDA
     return np.where(known & doubt, -1, last)
 
 
-def _came_back(last: NDArray[np.int64], nonblocking: NDArray[np.bool_]) -> NDArray[np.int64]:
+def _came_back(last: Ints, nonblocking: Bools) -> Ints:
     """``last``, or the last one before that whose call came back when it was done.
 
     Who calls a non-blocking one goes on at once.
@@ -258,7 +253,7 @@ def _came_back(last: NDArray[np.int64], nonblocking: NDArray[np.bool_]) -> NDArr
     return np.asarray(before[last], np.int64)
 
 
-def nonblocking(places: Places) -> NDArray[np.bool_]:
+def nonblocking(places: Places) -> Bools:
     """Which collectives are Open MPI's non-blocking ones, by their tags: their ranks work on meanwhile, and
     what came in waits for their next call of the library."""
     wire, found = places.picked["wire"], np.zeros(len(places.instances), bool)
@@ -267,24 +262,15 @@ def nonblocking(places: Places) -> NDArray[np.bool_]:
     return found
 
 
-def _kinds(instances: Sequence[Instance]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _kinds(instances: Sequence[Instance]) -> tuple[Ints, Ints]:
     """Of each collective numbers of its kind, which all groups of a job share, and of its ranks."""
-    kinds: dict[tuple[object, ...], int] = {}
-    groups: dict[tuple[int, ...], int] = {}
-    transfer = [i.op == Op.SEND_RECV for i in instances]
     # A transfer is one of many that a call may start at once, whatever their sizes and whichever way they go.
-    kind = [
-        kinds.setdefault((i.op, None if one else i.size, len(i.order)), len(kinds))
-        for i, one in zip(instances, transfer, strict=True)
-    ]
-    ranks = [
-        groups.setdefault((*i.order, -1) if one else tuple(sorted(i.order)), len(groups))
-        for i, one in zip(instances, transfer, strict=True)
-    ]
-    return np.array(kind, np.int64), np.array(ranks, np.int64)
+    each = [(i, i.op == Op.SEND_RECV) for i in instances]
+    kind = key_numbers((i.op, None if one else i.size, len(i.order)) for i, one in each)
+    return kind, key_numbers((*i.order, -1) if one else tuple(sorted(i.order)) for i, one in each)
 
 
-def _first_inputs(places: Places) -> NDArray[np.int64]:
+def _first_inputs(places: Places) -> Ints:
     """When the first data was there by row; far in the future where none was."""
     there = there_ns(places.picked)
     out = np.full(len(places), FAR)
@@ -293,13 +279,7 @@ def _first_inputs(places: Places) -> NDArray[np.int64]:
     return out
 
 
-def filled_ns(
-    picked: Picked,
-    instances: Sequence[Instance],
-    of: NDArray[np.int64],
-    sender: NDArray[np.int64],
-    total: int,
-) -> NDArray[np.int64]:
+def filled_ns(picked: Picked, instances: Sequence[Instance], of: Ints, sender: Ints, total: int) -> Ints:
     """For each of ``total`` rows when the last slot that its rank filled was free.
 
     NEVER where none had to be; far in the future for ranks of collectives whose slots are not known. ``of``
@@ -316,9 +296,7 @@ def filled_ns(
     return out
 
 
-def slot_free_ns(
-    picked: Picked, of: NDArray[np.int64], rows: NDArray[np.int64], slots: int = SLOTS
-) -> NDArray[np.int64]:
+def slot_free_ns(picked: Picked, of: Ints, rows: Ints, slots: int = SLOTS) -> Ints:
     """When the slot of each message was free again, as the ACK (or leaving) of the one in it before shows.
 
     NEVER where it had been free from the start: the GPU filled it some time after entering. ``slots``: of so

@@ -29,16 +29,13 @@ from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries.blockers import Scene
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
 
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 NINETY_FIVE = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
@@ -157,7 +154,7 @@ def _with_others(entries: Entries, mine: Bools) -> Bools:
     return mine & (count[entries.collective] > 1)
 
 
-def _scatter_ns(entries: Entries, held_ns: Ints, offset: NDArray[np.float64], mine: Bools) -> float:
+def _scatter_ns(entries: Entries, held_ns: Ints, offset: Floats, mine: Bools) -> float:
     """How far two entries of a group differ by chance, 95 %, from each rank's scatter about its own median.
 
     On the quieter side, for a fault shows on one side only, and by quartiles; as the median over ranks. NaN
@@ -226,7 +223,7 @@ def room(entries: Entries, left_ns: Ints, law: Law, of_row: Ints) -> Ints:
     return np.asarray(np.clip(worked, 0, out), np.int64)
 
 
-def _work_scatter_ns(entries: Entries, left_ns: Ints, of_row: Ints) -> NDArray[np.float64]:
+def _work_scatter_ns(entries: Entries, left_ns: Ints, of_row: Ints) -> Floats:
     """By row how much longer than in the median ranks of the group work at the worst; NaN of too few."""
     out = np.full(len(of_row), np.nan)
     rows = np.flatnonzero(entries.exact & entries.whole & (left_ns != NEVER))

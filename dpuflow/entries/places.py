@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.matching import Instance
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
@@ -39,12 +40,12 @@ class Places:
     """
 
     instances: Sequence[Instance]
-    collective: NDArray[np.int64]
-    endpoint: NDArray[np.int64]
-    offsets: NDArray[np.int64]
+    collective: Ints
+    endpoint: Ints
+    offsets: Ints
     needs: Needs
-    sender: NDArray[np.int64]
-    receiver: NDArray[np.int64]
+    sender: Ints
+    receiver: Ints
 
     @property
     def picked(self) -> Picked:
@@ -52,25 +53,17 @@ class Places:
         return self.needs.picked
 
     @property
-    def of(self) -> NDArray[np.int64]:
+    def of(self) -> Ints:
         """The collective of each exchange."""
         return self.needs.collective
 
     @property
-    def copied(self) -> NDArray[np.bool_]:
-        """Exchanges of broadcasts: what is passed on keeps its bytes."""
-        broadcast = (i.op == Op.BROADCAST for i in self.instances)
-        return np.fromiter(broadcast, bool, len(self.instances))[self.of]
-
-    @property
-    def transfers(self) -> NDArray[np.bool_]:
+    def transfers(self) -> Bools:
         """Rows of transfers from one rank to another."""
         transfer = (i.op == Op.SEND_RECV for i in self.instances)
         return np.fromiter(transfer, bool, len(self.instances))[self.collective]
 
-    def earliest_of_all(
-        self, rows: NDArray[np.int64], times: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def earliest_of_all(self, rows: Ints, times: Ints) -> tuple[Ints, Ints]:
         """The same of sends; where an adapter serves several ranks, of the one that came last."""
         best, where = self.earliest(rows, times)
         base = np.r_[0, np.cumsum([len(i.rows) for i in self.instances])]
@@ -90,9 +83,7 @@ class Places:
     def __len__(self) -> int:
         return len(self.endpoint)
 
-    def earliest(
-        self, rows: NDArray[np.int64], times: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def earliest(self, rows: Ints, times: Ints) -> tuple[Ints, Ints]:
         """The earliest of each row's times (FAR without), and which of them it is (-1)."""
         from dpuflow.kernels import ordering
 
@@ -118,11 +109,11 @@ def build_places(exchanges: Rows, instances: Sequence[Instance]) -> Places:
 class Apart(NamedTuple):
     """Rows of ``Places``, one a process, in order of rows; ``sender`` and ``receiver`` are by exchange."""
 
-    row: NDArray[np.int64]  # its row there
-    sender: NDArray[np.int64]
-    receiver: NDArray[np.int64]
-    free: NDArray[np.bool_]  # its first message needs no input
-    shares: NDArray[np.bool_]  # another process shares its address
+    row: Ints  # its row there
+    sender: Ints
+    receiver: Ints
+    free: Bools  # its first message needs no input
+    shares: Bools  # another process shares its address
 
 
 def by_process(places: Places) -> Apart:
@@ -157,17 +148,17 @@ def by_process(places: Places) -> Apart:
 class _Finder:
     """Finds the row of (collective, endpoint)."""
 
-    def __init__(self, collective: NDArray[np.int64], endpoint: NDArray[np.int64]) -> None:
+    def __init__(self, collective: Ints, endpoint: Ints) -> None:
         self.width = int(endpoint.max(initial=0)) + 1
         key = collective * self.width + endpoint
         self.order = np.argsort(key)
         self.keys = key[self.order]
-        self.rows: NDArray[np.int64] | None = None
+        self.rows: Ints | None = None
         if len(key) and self.keys[-1] < _TABLE * len(key):  # little room for what is quicker
             self.rows = np.zeros(int(self.keys[-1]) + 1, np.int64)
             self.rows[key] = np.arange(len(key))
 
-    def __call__(self, collective: NDArray[np.int64], endpoint: NDArray[np.uint32]) -> NDArray[np.int64]:
+    def __call__(self, collective: Ints, endpoint: NDArray[np.uint32]) -> Ints:
         key = collective * self.width + endpoint.astype(np.int64)
         if self.rows is not None:
             return self.rows[key]
@@ -177,21 +168,14 @@ class _Finder:
 class Needs(NamedTuple):
     """Parallel to ``rows``, the EXCHANGE rows of all collectives one after the other."""
 
-    rows: NDArray[np.int64]
+    rows: Ints
     picked: Picked  # the columns of these rows
-    collective: NDArray[np.int64]  # of each row
-    mapped: NDArray[np.bool_]  # the row's place in its algorithm is known
-    split: NDArray[np.bool_]  # its collective uses several connections an edge, side by side
-    send: NDArray[np.int64]  # one element an arc: the place (in ``rows``) of the send ...
-    input: NDArray[np.int64]  # ... and of the input that it needs
-    early_ns: NDArray[np.int64]  # per collective: a tenth of its sends came more than this before their input
-
-    def ready_ns(self, exchanges: Rows) -> NDArray[np.int64]:
-        """When the last input that each row's send needs had arrived; NEVER where it needs none."""
-        arrived = exchanges["arrived_end_ns"][self.rows]
-        ready = np.full(len(self.rows), NEVER)
-        np.maximum.at(ready, self.send, arrived[self.input])
-        return ready
+    collective: Ints  # of each row
+    mapped: Bools  # the row's place in its algorithm is known
+    split: Bools  # its collective uses several connections an edge, side by side
+    send: Ints  # one element an arc: the place (in ``rows``) of the send ...
+    input: Ints  # ... and of the input that it needs
+    early_ns: Ints  # per collective: a tenth of its sends came more than this before their input
 
 
 def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
@@ -246,9 +230,7 @@ def build_needs(exchanges: Rows, instances: Sequence[Instance]) -> Needs:
     return Needs(rows, picked, of, mapped & (early[of] <= 0), split[of], send[keep], needed[keep], early)
 
 
-def _early_ns(
-    picked: Picked, send: NDArray[np.int64], needed: NDArray[np.int64], of: NDArray[np.int64], count: int
-) -> NDArray[np.int64]:
+def _early_ns(picked: Picked, send: Ints, needed: Ints, of: Ints, count: int) -> Ints:
     """For each collective how much too early the sends were that came before what they should need."""
     early = np.zeros(count, np.int64)
     start, arrived = started_ns(picked)[send], picked["arrived_end_ns"][needed]
@@ -265,10 +247,10 @@ def _early_ns(
 class _Plan(NamedTuple):
     """Messages of a schedule edge by edge, each edge's in order; arcs between them."""
 
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    send: NDArray[np.int64]
-    input: NDArray[np.int64]
+    src: Ints
+    dst: Ints
+    send: Ints
+    input: Ints
 
 
 @remembered

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import classes, order_within
+from dpuflow.arrays.ordering import classes, key_numbers, order_within
 from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.rows import FAR_BEYOND, FEWEST
 from dpuflow.schema.rows import NEVER, NONE32, Op
@@ -25,8 +25,7 @@ from dpuflow.schema.rows import NEVER, NONE32, Op
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.entries.reactions import Law
     from dpuflow.entries.rows import Entries
@@ -37,15 +36,11 @@ if TYPE_CHECKING:
 class Queued(NamedTuple):
     """Per row of Entries."""
 
-    rows: NDArray[np.bool_]  # may have queued
-    behind: NDArray[np.int64]  # TRANSFER row whose arrival let it start; NONE32 for none
-    called_ns: NDArray[
-        np.int64
-    ]  # it was called no earlier than this: the rank's last call that did not queue ...
-    called: NDArray[np.int64]  # ... of which this TRANSFER row is the first act; NONE32 for none
-    lead_ns: NDArray[
-        np.int64
-    ]  # so much later than a peer, if their calls follow each other alike; else NEVER
+    rows: Bools  # may have queued
+    behind: Ints  # TRANSFER row whose arrival let it start; NONE32 for none
+    called_ns: Ints  # it was called no earlier than this: the rank's last call that did not queue ...
+    called: Ints  # ... of which this TRANSFER row is the first act; NONE32 for none
+    lead_ns: Ints  # so much later than a peer, if their calls follow each other alike; else NEVER
 
 
 def queued_rows(
@@ -69,9 +64,8 @@ def queued_rows(
     done = np.where(entries.fed, entries.leave_ns, entries.enter_ns)
     pieces = _calls(entries, lane)
     workers = np.ones(int(lane.max(initial=0)) + 1, np.int64)
-    kinds: dict[tuple[object, ...], int] = {}
-    kind = np.array([kinds.setdefault((i.op, i.size), len(kinds)) for i in instances])[entries.collective]
-    ahead = np.zeros(len(kinds), bool)  # kinds of calls that were ever made while another was open
+    kind = key_numbers((i.op, i.size) for i in instances)[entries.collective]
+    ahead = np.zeros(len(instances), bool)  # kinds of calls that were ever made while another was open
     for rows in pieces:
         busy = _open_before(entries.enter_ns[rows], done[rows])
         ahead[kind[rows[busy > 0]]] = True
@@ -100,20 +94,14 @@ def queued_rows(
     return out
 
 
-def _calls(entries: Entries, lane: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _calls(entries: Entries, lane: Ints) -> list[Ints]:
     """Each rank's calls of each communicator (``lane``, -1: of none), in order of time."""
     good = np.flatnonzero((lane >= 0) & (entries.enter_ns != NEVER))
     good = good[order_within(entries.enter_ns[good], lane[good])]
     return [good[at] for at in classes(lane[good], entries.endpoint[good])]
 
 
-def _leads(
-    queued: Queued,
-    entries: Entries,
-    lane: NDArray[np.int64],
-    turn: NDArray[np.int64],
-    gap: NDArray[np.int64],
-) -> None:
+def _leads(queued: Queued, entries: Entries, lane: Ints, turn: Ints, gap: Ints) -> None:
     """Fill in ``lead_ns``: a rank's distance from its peers at the last call that did not queue.
 
     Less what ranks differ by from one such call to the next (95 %), as often as they have called since; it
@@ -139,7 +127,7 @@ def _leads(
                     queued.lead_ns[row] = round(max(float(lead), 0.0))
 
 
-def _lanes(exchanges: Rows | Picked, instances: Sequence[Instance]) -> NDArray[np.int64]:
+def _lanes(exchanges: Rows | Picked, instances: Sequence[Instance]) -> Ints:
     """Numbers the communicators: same ranks, same context, connections in common.
 
     -1 for single transfers, and where the caller itself carries out its collectives: only Gloo's users hand
@@ -160,16 +148,14 @@ def _lanes(exchanges: Rows | Picked, instances: Sequence[Instance]) -> NDArray[n
     return lane
 
 
-def _open_before(enter: NDArray[np.int64], done: NDArray[np.int64]) -> NDArray[np.int64]:
+def _open_before(enter: Ints, done: Ints) -> Ints:
     """How many of a rank's collectives were open when each one began; in order of ``enter``."""
     ended = np.searchsorted(np.sort(done), enter, side="right")
     begun = np.searchsorted(enter, enter, side="left")
     return np.asarray(np.maximum(begun - ended, 0), np.int64)
 
 
-def _was_full(
-    enter: NDArray[np.int64], idle: NDArray[np.int64], slack: NDArray[np.float64], room: int
-) -> tuple[NDArray[np.bool_], NDArray[np.int64]]:
+def _was_full(enter: Ints, idle: Ints, slack: Floats, room: int) -> tuple[Bools, Ints]:
     """Whether ``room`` earlier ones were open until shortly before each began; the first of them to end."""
     by_end = np.argsort(idle, kind="stable")
     gone = np.searchsorted(idle[by_end], enter - slack, side="left")

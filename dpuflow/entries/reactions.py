@@ -20,14 +20,11 @@ from dpuflow.schema.rows import NEVER, Op, Wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries.rows import Entries, Times
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
-    Ints = NDArray[np.int64]
-    Floats = NDArray[np.float64]
 
 _LEVELS = (QUICK, 50, 90, SLOW)
 _WIDE = 95
@@ -49,7 +46,7 @@ class Law(NamedTuple):
     slow_ns: Floats  # 95 %
     worst_ns: Floats  # 999 in 1000
     apart_ns: Floats  # two of them differ by, in 95 of 100 cases
-    by_sends: NDArray[np.bool_]  # measured from sends, not only from slots given back
+    by_sends: Bools  # measured from sends, not only from slots given back
 
 
 class Tail:

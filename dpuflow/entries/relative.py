@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries.rows import Entries
     from dpuflow.matching import Instance
 
@@ -31,15 +32,13 @@ class Relative(NamedTuple):
     by what of it is hand-over.
     """
 
-    lateness_ns: NDArray[np.int64]
-    bound: NDArray[np.int64]  # index into BOUNDS
-    error_ns: NDArray[np.int64]
-    enter_ns: NDArray[
-        np.int64
-    ]  # the entry that goes with it: of a lower bound that is not exact the earliest
+    lateness_ns: Ints
+    bound: Ints  # index into BOUNDS
+    error_ns: Ints
+    enter_ns: Ints  # the entry that goes with it: of a lower bound that is not exact the earliest
 
 
-def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.bool_]:
+def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> Bools:
     """Collectives of which some rank's entry cannot be told because nothing of it was captured."""
     hides = [i.hides_ranks and not gpus_within(i) for i in instances]
     short = np.array(
@@ -52,9 +51,7 @@ def short_of_ranks(entries: Entries, instances: Sequence[Instance]) -> NDArray[n
     return short
 
 
-def relate(
-    entries: Entries, short: NDArray[np.bool_] | None = None, room_ns: NDArray[np.int64] | int = 0
-) -> Relative:
+def relate(entries: Entries, short: Bools | None = None, room_ns: Ints | int = 0) -> Relative:
     """Lateness against the earliest rank of each collective.
 
     Where a rank's entry is not exact it may have been the earliest of all, though never earlier
@@ -65,23 +62,18 @@ def relate(
     a collective that was seen only in part nothing follows. ``room_ns``: how long before its first act a rank
     may have entered at the worst (``margins.room``): lower bounds leave so much room.
     """
-    starts = entries.offsets[:-1]
     count = np.diff(entries.offsets)
-    if not len(starts):
+    if not len(count):
         none = np.zeros(0, np.int64)
         return Relative(none, none, none, none)
-
-    def over(values: NDArray[np.int64]) -> NDArray[np.int64]:
-        return np.repeat(np.minimum.reduceat(values, starts), count)
-
     exact = entries.exact
     seen = (entries.enter_ns != NEVER) & entries.told
     when = np.where(seen, entries.enter_ns, FAR)
-    earliest = over(when)
-    first = over(np.where(when == earliest, np.arange(len(when)), len(when)))
+    first = _least(entries, when)
+    earliest = when[first]
     # Being early oneself makes nobody late but others.
     floor = np.minimum(_floor(entries, entries.margins.lag_ns), entries.enter_ns)
-    known = over(exact.astype(np.int64)) == 1
+    known = exact[_least(entries, exact.astype(np.int64))]
     missing = np.zeros(len(exact), bool) if short is None else np.repeat(short, count)
     known &= ~missing
     floor = np.where(missing, NEVER, floor)
@@ -97,7 +89,7 @@ def relate(
     # message shows that: no call returns before its data is there.
     shown = np.where(entries.since_act != NONE32, entries.since_ns, NEVER)
     shown = np.where(exact, entries.enter_ns, shown)
-    ahead = np.where(shown != NEVER, shown - _least_of_others(when, starts, count), NEVER)
+    ahead = np.where(shown != NEVER, shown - _least_of_others(entries, when), NEVER)
     ahead = np.where(exact, lead, np.maximum(ahead, entries.margins.lead_ns))
     off = np.where(exact, most_off, off)
     held = ~exact & (ahead > off)
@@ -114,13 +106,13 @@ def relate(
     return Relative(np.where(gone, NEVER, lateness), bound, np.where(gone, NEVER, error), enter)
 
 
-def _floor(entries: Entries, room_ns: NDArray[np.int64]) -> NDArray[np.int64]:
+def _floor(entries: Entries, room_ns: Ints) -> Ints:
     """When any other rank can have entered at the earliest: ``room_ns`` before acts that date one."""
     soonest = np.where(entries.exact, entries.enter_ns - room_ns, entries.since_ns)
-    return _least_of_others(soonest, entries.offsets[:-1], np.diff(entries.offsets))
+    return _least_of_others(entries, soonest)
 
 
-def _off_ns(entries: Entries, narrow: NDArray[np.int64]) -> NDArray[np.int64]:
+def _off_ns(entries: Entries, narrow: Ints) -> Ints:
     """How far acts may be from entries by the way and the hand-over (``narrow``): each errs by itself."""
     usual = np.minimum(entries.margins.usual_way_ns, entries.margins.way_ns)
     handed = np.hypot(entries.margins.way_ns - usual, np.maximum(narrow, 0))
@@ -128,9 +120,7 @@ def _off_ns(entries: Entries, narrow: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(off, np.int64)
 
 
-def _errors_of_leads(
-    entries: Entries, first: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def _errors_of_leads(entries: Entries, first: Ints) -> tuple[Ints, Ints, Ints]:
     """Of rows against the ``first`` of their collective: the scatter of hand-overs (NEVER if not known), that
     with stalls, at least 0, and how far the lead may be off in all."""
     narrow, clocks = _errors(entries, entries.margins.spread_ns, first)
@@ -168,7 +158,7 @@ def among_dated(entries: Entries, relative: Relative) -> Relative:
     )
 
 
-def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> NDArray[np.int64]:
+def cautious(entries: Entries, relative: Relative, short: Bools) -> Ints:
     """Lateness, with less claimed where not all ranks were seen (``short``, per collective).
 
     There a claim rests on two entries alone, and no third shows that a host acted late on its call. Of
@@ -177,18 +167,13 @@ def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> 
     """
     if not len(short):
         return relative.lateness_ns
-    starts, count = entries.offsets[:-1], np.diff(entries.offsets)
     seen = (entries.enter_ns != NEVER) & entries.told
-    when = np.where(seen, entries.enter_ns, FAR)
-    own = np.where(
-        when == np.repeat(np.minimum.reduceat(when, starts), count), np.arange(len(when)), len(when)
-    )
-    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    first = _least(entries, np.where(seen, entries.enter_ns, FAR))
     usual = np.minimum(entries.margins.usual_way_ns, entries.margins.way_ns)
 
     way = entries.margins.way_ns - usual
 
-    def off(spread: NDArray[np.float64], tail: float) -> NDArray[np.float64]:
+    def off(spread: Floats, tail: float) -> Floats:
         off = _errors(entries, np.minimum(spread, 2.0**62).astype(np.int64), first)[0]
         return np.asarray(np.hypot(tail * way, np.maximum(off, 0)), np.float64)
 
@@ -197,13 +182,15 @@ def cautious(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> 
     given = relative.lateness_ns + off(known, 1)  # what is left of the lead without either
     least = (given - off(TAIL * known, 1)) / 2
     sure = given - off(np.maximum(TAIL * known, slow), TAIL)
-    claimed = np.repeat(short, count) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    claimed = (
+        np.repeat(short, np.diff(entries.offsets)) & (relative.bound == AT_LEAST) & (relative.lateness_ns > 0)
+    )
     told = np.where(claimed, relative.lateness_ns, 0)
     share = np.maximum(np.maximum(least, sure), 0) / np.maximum(told, 1)
     return np.where(claimed, _given_away(entries, told, share), relative.lateness_ns)
 
 
-def claim(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> Relative:
+def claim(entries: Entries, relative: Relative, short: Bools) -> Relative:
     """``relative`` as it is claimed to readers: lower bounds leave room for the worst hand-over.
 
     A proxy thread that sleeps before it sends its rank's first message leaves the same packets as a rank that
@@ -217,7 +204,7 @@ def claim(entries: Entries, relative: Relative, short: NDArray[np.bool_]) -> Rel
     return roomy._replace(lateness_ns=lateness)
 
 
-def _given_away(entries: Entries, told: NDArray[np.int64], share: NDArray[np.float64]) -> NDArray[np.int64]:
+def _given_away(entries: Entries, told: Ints, share: Floats) -> Ints:
     """The ``share`` of what is ``told`` of each row. Whose claim is the largest of its collective keeps it
     so: all give away at least the share that it does."""
     starts, count = entries.offsets[:-1], np.diff(entries.offsets)
@@ -226,21 +213,22 @@ def _given_away(entries: Entries, told: NDArray[np.int64], share: NDArray[np.flo
     return np.asarray((told * np.minimum(share, of_most)).round(), np.int64)
 
 
-def _least_of_others(
-    values: NDArray[np.int64], starts: NDArray[np.int64], count: NDArray[np.int64]
-) -> NDArray[np.int64]:
-    """For each row the least value of the other rows of its collective; far in the future without others."""
+def _least(entries: Entries, values: Ints) -> Ints:
+    """For each row that with the least of its collective's ``values``, of several the first."""
+    starts, count, rows = entries.offsets[:-1], np.diff(entries.offsets), np.arange(len(values))
     least = np.repeat(np.minimum.reduceat(values, starts), count)
-    own = np.where(values == least, np.arange(len(values)), len(values))
-    first = np.repeat(np.minimum.reduceat(own, starts), count)
+    return np.repeat(np.minimum.reduceat(np.where(values == least, rows, len(rows)), starts), count)
+
+
+def _least_of_others(entries: Entries, values: Ints) -> Ints:
+    """For each row the least value of the other rows of its collective; far in the future without others."""
+    first = _least(entries, values)
     mine = first == np.arange(len(values))
-    second = np.repeat(np.minimum.reduceat(np.where(mine, FAR, values), starts), count)
-    return np.where(mine, second, least)
+    others = np.where(mine, FAR, values)
+    return np.where(mine, others[_least(entries, others)], values[first])
 
 
-def _errors(
-    entries: Entries, spread_ns: NDArray[np.int64], first: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _errors(entries: Entries, spread_ns: Ints, first: Ints) -> tuple[Ints, Ints]:
     """Errors of each entry's distance from its collective's earliest (row ``first``): hand-overs, clocks.
 
     ``spread_ns``: how far hand-overs differ, NEVER where not known. Clocks err steadily, not at random: their
@@ -260,7 +248,7 @@ def _errors(
     return handed, clocks
 
 
-def previous_row(entries: Entries) -> NDArray[np.int64]:
+def previous_row(entries: Entries) -> Ints:
     """For each row that of the same rank's collective before, -1 for its first.
 
     In the order in which the rank entered them: where groups take turns, a peer may have begun a
@@ -279,7 +267,7 @@ def previous_row(entries: Entries) -> NDArray[np.int64]:
     return before
 
 
-def _latest_before(entries: Entries, when: NDArray[np.int64]) -> NDArray[np.int64]:
+def _latest_before(entries: Entries, when: Ints) -> Ints:
     """For each row the latest of its own time and those of its rank in its group's collectives before."""
     # Groups as sums of scrambled endpoint numbers (the constant of Fibonacci hashing).
     mixed = (entries.endpoint.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
@@ -297,9 +285,7 @@ def _latest_before(entries: Entries, when: NDArray[np.int64]) -> NDArray[np.int6
     return out
 
 
-def places_of(
-    collective: NDArray[np.int64], endpoint: NDArray[np.integer], entries: Entries
-) -> NDArray[np.int64]:
+def places_of(collective: Ints, endpoint: NDArray[np.integer], entries: Entries) -> Ints:
     """The row of Entries of an endpoint in a collective, -1 without one."""
     width = int(max(entries.endpoint.max(initial=0), endpoint.max(initial=0))) + 1
     key, asked = entries.collective * width + entries.endpoint, collective * width + endpoint
@@ -309,9 +295,13 @@ def places_of(
     return np.asarray(np.where(key[found] == asked, found, -1), np.int64)
 
 
-def against_others(
-    entries: Entries, values: NDArray[np.int64], mine: NDArray[np.bool_]
-) -> NDArray[np.float64]:
+def latest_two(entries: Entries, when_ns: Ints) -> tuple[Ints, Ints]:
+    """By collective the row of its latest ``when_ns``, and that of the second latest, -1 without."""
+    order, ends = np.lexsort((when_ns, entries.collective)), entries.offsets[1:] - 1
+    return order[ends], np.where(np.diff(entries.offsets) > 1, order[ends - 1], -1)
+
+
+def against_others(entries: Entries, values: Ints, mine: Bools) -> Floats:
     """Each row's value less the median of the other ranks' values in its collective; 0 outside ``mine``."""
     rows = np.flatnonzero(mine)
     if not len(rows):
@@ -326,7 +316,7 @@ def against_others(
     others = np.repeat(count, count) - 1
     ordered = own[order].astype(np.float64)
 
-    def pick(place: NDArray[np.int64]) -> NDArray[np.float64]:
+    def pick(place: Ints) -> Floats:
         # The place-th of the others: one further on where one's own place lies before it.
         place = np.clip(place, 0, np.maximum(others - 1, 0))
         return np.asarray(ordered[np.minimum(low + place + (place >= rank), len(order) - 1)], np.float64)

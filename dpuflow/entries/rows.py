@@ -17,12 +17,9 @@ from dpuflow.arrays.ordering import Places
 from dpuflow.schema.rows import NEVER, NONE32, Wire, make_record
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.schema.rows import Record
 
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 BY_GPUS: Final = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
 """What GPUs send."""
@@ -99,7 +96,7 @@ UNTOLD_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "uno
 
 FAR: Final = int(np.iinfo(np.int64).max)
 """After all times."""
-Times = tuple["NDArray[np.int64]", "NDArray[np.int64]"]
+Times = tuple["Ints", "Ints"]
 """Rows of Entries, and ns."""
 
 ENTRY: Final = make_record(
@@ -130,7 +127,7 @@ ENTRY: Final = make_record(
     ("retransmitted", "i8", "packets", "packets sent again on exchanges to or from the rank"),
     ("whole", "?", "", "the captures hold the collective from its beginning to its end"),
     ("fed", "?", "", "the rank received data"),
-    ("buffered", "?", "", "what it sent needed nothing of its peers: it may have left at once"),
+    ("buffered", "?", "", "it sent and got nothing: it may have left at once"),
     ("unmoved_ns", "i8", "ns", "from the last thing that reached the rank to its first act"),
     ("free_ns", "i8", "ns", "its first send, where the algorithm needs no input for it"),
     ("grant", "i8", "row", "TRANSFER row of the credit of credit_ns"),
@@ -249,12 +246,12 @@ class Entries:
         return Places(self.endpoint)
 
     @property
-    def exact(self) -> NDArray[np.bool_]:
+    def exact(self) -> Bools:
         """Rows whose entry is exact."""
         return np.isin(self.rule, EXACT_RULES)
 
     @property
-    def told(self) -> NDArray[np.bool_]:
+    def told(self) -> Bools:
         """Rows whose entry is exact or a bound."""
         return np.isin(self.rule, UNTOLD_RULES, invert=True)
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.schema.tables import Rows
 
@@ -141,7 +142,7 @@ def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Inst
     return left + int(frames.sum()) - int((told & ~over_roce).sum())
 
 
-def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) -> list[NDArray[np.int64]]:
+def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) -> list[Ints]:
     """Messages of connections that a library frames, but whose tags were not captured: what is connected."""
     tagged = np.flatnonzero((wire == Wire.TAGGED) | (wire == Wire.TAGGED_DONE))
     named = np.unique(exchanges["connection"][tagged[op[tagged] != Op.UNKNOWN]])
@@ -154,12 +155,12 @@ def _told(instances: Sequence[Instance]) -> int:
     return sum(len(instance.rows) for instance in instances if instance.complete)
 
 
-def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _communicators(exchanges: Rows, rows: Ints) -> list[Ints]:
     """``rows`` by communicator: those with one context whose endpoints are connected.
 
     Communicators that were split from one parent share the context number, not the endpoints.
     """
-    found: list[NDArray[np.int64]] = []
+    found: list[Ints] = []
     for context in np.unique(exchanges["context"][rows]):
         mine = rows[exchanges["context"][rows] == context]
         src, dst = exchanges["src"][mine].astype(np.int64), exchanges["dst"][mine].astype(np.int64)
@@ -171,7 +172,7 @@ def _communicators(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.
     return found
 
 
-def _send_recv(exchanges: Rows, rows: NDArray[np.int64]) -> list[Instance]:
+def _send_recv(exchanges: Rows, rows: Ints) -> list[Instance]:
     """Each transfer outside any collective, as a collective of two."""
     picked = exchanges[rows]
     return [

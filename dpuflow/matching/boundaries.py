@@ -23,12 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.credited import Pipe
     from dpuflow.matching.streams import Columns
-
-    Ints = NDArray[np.int64]
 
 
 SLOTS: Final = NCCL_STEPS
@@ -41,21 +38,21 @@ _FAR = np.iinfo(np.int64).max
 class Times(NamedTuple):
     """When each message of one pipe left, and came; known at one end only, the other is put in."""
 
-    starts: NDArray[np.int64]
-    arrivals: NDArray[np.int64]
+    starts: Ints
+    arrivals: Ints
 
 
 class Cuts(NamedTuple):
     """Cuts in order. The first one lies before all messages, the last one behind them."""
 
-    at: NDArray[np.int64]  # (cuts, pipes): messages of each pipe before it
-    pauses: NDArray[np.int64]  # (cuts, ranks): of each before its first message behind it; _FAR: not known
+    at: Ints  # (cuts, pipes): messages of each pipe before it
+    pauses: Ints  # (cuts, ranks): of each before its first message behind it; _FAR: not known
     ranks: list[int]
 
     @property
-    def gaps(self) -> NDArray[np.int64]:
+    def gaps(self) -> Ints:
         """The least pause of any rank at each cut."""
-        least: NDArray[np.int64] = self.pauses.min(axis=1)
+        least: Ints = self.pauses.min(axis=1)
         return least
 
 
@@ -94,7 +91,7 @@ def cuts_of(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
     return _with_pauses(at, pipes, times)
 
 
-def _far_apart(marks: NDArray[np.int64], times: NDArray[np.int64], most: int) -> NDArray[np.int64]:
+def _far_apart(marks: Ints, times: Ints, most: int) -> Ints:
     """Of places in ``times`` at most so many, those behind which the next one is longest in coming."""
     if len(marks) <= most:
         return marks
@@ -103,7 +100,7 @@ def _far_apart(marks: NDArray[np.int64], times: NDArray[np.int64], most: int) ->
     return np.union1d(marks[kept], marks[-1:])
 
 
-def _with_pauses(at: NDArray[np.int64], pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
+def _with_pauses(at: Ints, pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
     """The cuts ``at``, but for those before which a rank had not been through with all."""
     cuts = cuts_at(at, pipes, times)
     sound = np.asarray((cuts.pauses >= 0).all(axis=1), np.bool_)
@@ -112,10 +109,7 @@ def _with_pauses(at: NDArray[np.int64], pipes: Sequence[Pipe], times: Sequence[T
 
 
 def cuts_at(
-    at: NDArray[np.int64],
-    pipes: Sequence[Pipe],
-    times: Sequence[Times],
-    near: AbstractSet[int] | None = None,
+    at: Ints, pipes: Sequence[Pipe], times: Sequence[Times], near: AbstractSet[int] | None = None
 ) -> Cuts:
     """The cuts ``at`` with the pauses of ranks; ``near``: those that were captured, None for all."""
     ends = sorted({end for pipe in pipes for end in pipe[:2]})
@@ -136,13 +130,7 @@ def cuts_at(
     return Cuts(at, pauses, ends)
 
 
-def _closed(
-    starts: NDArray[np.int64],
-    arrivals: NDArray[np.int64],
-    src: NDArray[np.int64],
-    dst: NDArray[np.int64],
-    ranks: int,
-) -> NDArray[np.int64]:
+def _closed(starts: Ints, arrivals: Ints, src: Ints, dst: Ints, ranks: int) -> Ints:
     """For each message the place in time of the last one that must lie before any cut behind it.
 
     Messages are in order of ``src`` and time. Before a cut behind a message lies all that its sender had
@@ -259,10 +247,10 @@ def alike_long(pipes: Sequence[Pipe]) -> Ints:
     return np.array([max(n for n in least if n <= count) for count in counts])
 
 
-def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[NDArray[np.int64]]:
+def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[Ints]:
     """For each message of each pipe how long nothing had left or reached its sender before; _FAR: nothing
     ever."""
-    events: dict[int, list[NDArray[np.int64]]] = {}
+    events: dict[int, list[Ints]] = {}
     for pipe, each in zip(pipes, times, strict=True):
         events.setdefault(pipe.src, []).append(each.starts)
         events.setdefault(pipe.dst, []).append(each.arrivals)

@@ -31,8 +31,7 @@ from dpuflow.wire.nccl import NCCL_STEPS
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Instance
     from dpuflow.schema.tables import Rows
 
@@ -99,9 +98,7 @@ def buffers_of(transfers: Rows, exchanges: Rows) -> Mapping[int, Buffer]:
     return found
 
 
-def _rounds(
-    transfers: Rows, exchanges: Rows, rows: NDArray[np.int64], room: NDArray[np.int64]
-) -> tuple[set[int], set[int]]:
+def _rounds(transfers: Rows, exchanges: Rows, rows: Ints, room: Ints) -> tuple[set[int], set[int]]:
     """Bytes announced whose addresses mostly come round after four slots in a row, and after eight."""
     line = 2 * exchanges["connection"][rows].astype(np.int64)
     line += exchanges["src"][rows] > exchanges["dst"][rows]
@@ -131,10 +128,7 @@ def _rounds(
 
 
 def without_flags(
-    instances: Sequence[Instance],
-    exchanges: Rows,
-    transfers: Rows,
-    buffers: Mapping[int, Buffer] = DEFAULT,
+    instances: Sequence[Instance], exchanges: Rows, transfers: Rows, buffers: Mapping[int, Buffer] = DEFAULT
 ) -> list[Instance]:
     """Instances with NCCL's protocol and the size of their data.
 
@@ -182,12 +176,12 @@ def sharing_told_apart(instances: Sequence[Instance], exchanges: Rows, transfers
     ]
 
 
-def _parts(instance: Instance, exchanges: Rows, transfers: Rows) -> NDArray[np.int64] | None:
+def _parts(instance: Instance, exchanges: Rows, transfers: Rows) -> Ints | None:
     """The rank behind each message, None where not every rank of every endpoint is among them."""
     grants = exchanges["grant"][instance.rows]
     if (grants == NONE32).any():
         return None
-    rank: NDArray[np.int64] = transfers["tag"][grants].astype(np.int64)
+    rank: Ints = transfers["tag"][grants].astype(np.int64)
     src = exchanges["src"][instance.rows].astype(np.int64)
     pairs = np.unique(np.stack([src, rank], axis=1), axis=0)
     # A rank is behind one adapter; and all of them are seen. Without a tag all would be rank 0.

@@ -43,13 +43,9 @@ from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.matching.model import Job
     from dpuflow.schema.tables import Rows
-
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
@@ -312,7 +308,7 @@ LEAST: Final = 512
 """Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64)."""
 
 
-def without_pages(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def without_pages(exchanges: Rows, rows: Ints) -> Ints:
     """``rows`` without unannounced WRITEs from who is never written to like that to who never writes so."""
     plain = rows[exchanges["wire"][rows] == Wire.ROCE_WRITE]
     plain = plain[(exchanges["grant"][plain] == NONE32) & (exchanges["tag"][plain] == 0)]

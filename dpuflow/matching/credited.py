@@ -42,18 +42,15 @@ from dpuflow.wire.nccl import NCCL_STEPS
 if TYPE_CHECKING:
     from collections.abc import Container, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.streams import Columns
     from dpuflow.schema.tables import Rows
 
 
 def credited_instances(
-    job: Job,
-    connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-    announced: NDArray[np.int64],
-) -> tuple[list[Instance], NDArray[np.bool_]]:
+    job: Job, connections: tuple[Ints, Ints, Ints], announced: Ints
+) -> tuple[list[Instance], Bools]:
     """Collectives, and whether each connection is understood, or can be nothing else.
 
     ``connections`` are rows of EXCHANGE by connection, where each one's begin and where they end;
@@ -84,16 +81,14 @@ def credited_instances(
     return found, told
 
 
-def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: NDArray[np.int64]) -> bool:
+def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: Ints) -> bool:
     """Whether nodes have several GPUs and not all were captured: which of the other GPUs share a node is not
     known then. What is not understood here (trees) nothing else makes sense of either."""
     ends = {end for pipe in pipes for end in pipe[:2]}
     return not ends <= near and len({int(nodes[end]) for end in ends}) < len(ends)
 
 
-def _apart(
-    parts: list[list[Lockstep]], nodes: NDArray[np.int64], near: frozenset[int] | None
-) -> list[list[Lockstep]]:
+def _apart(parts: list[list[Lockstep]], nodes: Ints, near: frozenset[int] | None) -> list[list[Lockstep]]:
     """``parts`` that may be communicators: where not all nodes were captured not those with several GPUs of a
     node. These are rather a part of what was not understood."""
     ends = ({end for each in part for pipe in each.pipes for end in pipe[:2]} for part in parts)
@@ -156,12 +151,12 @@ def _all_but_the_last(sets: Sequence[Lockstep], instances: Sequence[Instance]) -
     return all(np.isin(each.rows[:, each.bounds[0] : each.bounds[-2]], told).all() for each in sets)
 
 
-def joined(pipes: Sequence[tuple[int, Pipe]], nodes: NDArray[np.int64]) -> list[list[tuple[int, Pipe]]]:
+def joined(pipes: Sequence[tuple[int, Pipe]], nodes: Ints) -> list[list[tuple[int, Pipe]]]:
     """Pipes that are connected by endpoints, or by nodes: inside one NVLink connects them."""
     return connected(pipes, lambda numbered: nodes[[numbered[1].src, numbered[1].dst]].tolist())
 
 
-def communicators(sets: Sequence[Lockstep], nodes: NDArray[np.int64]) -> list[list[Lockstep]]:
+def communicators(sets: Sequence[Lockstep], nodes: Ints) -> list[list[Lockstep]]:
     """``sets`` cut into connected parts; parts that connect the same nodes are one communicator's."""
     found: dict[frozenset[int], list[Lockstep]] = {}
     for each in sets:
@@ -182,7 +177,7 @@ def _some(each: Lockstep, members: list[int]) -> Lockstep:
     return replace(each, pipes=[each.pipes[i] for i in members], rows=each.rows[members])
 
 
-def _connected(pipes: Sequence[Pipe], nodes: NDArray[np.int64] | None) -> list[list[int]]:
+def _connected(pipes: Sequence[Pipe], nodes: Ints | None) -> list[list[int]]:
     """Numbers of pipes that are connected by nodes (None: by endpoints)."""
     ends = [(pipe.src, pipe.dst) if nodes is None else nodes[[pipe.src, pipe.dst]].tolist() for pipe in pipes]
     return connected(range(len(pipes)), ends.__getitem__)
@@ -202,13 +197,13 @@ class Pipe(NamedTuple):
 
     src: int
     dst: int
-    rows: NDArray[np.int64]  # of EXCHANGE, in order
+    rows: Ints  # of EXCHANGE, in order
     first: int  # number of its first clear-to-send entry; they are counted from 1
-    begins: NDArray[np.bool_]  # an operation may begin with this message
-    slots: NDArray[np.int64]  # bytes that each message's entry announced
-    arrived: NDArray[np.int64] | None = None  # when each message had; None: not known
+    begins: Bools  # an operation may begin with this message
+    slots: Ints  # bytes that each message's entry announced
+    arrived: Ints | None = None  # when each message had; None: not known
     until: int = _FAR  # when the captures of its ends stop
-    sizes: NDArray[np.int64] | None = None  # bytes of each message; None: not known
+    sizes: Ints | None = None  # bytes of each message; None: not known
 
     @property
     def stop(self) -> int:
@@ -221,17 +216,15 @@ class Lockstep:
     """Pipes that carry the same operations: j has the messages ``bounds[j]:bounds[j + 1]`` of each."""
 
     pipes: list[Pipe]
-    rows: NDArray[np.int64]  # (pipes, messages) of EXCHANGE
-    bounds: NDArray[np.int64]
-    slots: NDArray[np.int64]  # of each operation: what its entries announced
+    rows: Ints  # (pipes, messages) of EXCHANGE
+    bounds: Ints
+    slots: Ints  # of each operation: what its entries announced
 
     def __len__(self) -> int:
         return len(self.bounds) - 1
 
 
-def connections_of(
-    exchanges: Rows, rows: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
+def connections_of(exchanges: Rows, rows: Ints) -> tuple[Ints, Ints, Ints]:
     """``rows`` by connection and direction, each in order; where each begins and ends, by first use."""
     from dpuflow.kernels import streams as kernels
 
@@ -247,11 +240,7 @@ def connections_of(
     return dealt, at[used], end[used]
 
 
-def pipes_of(
-    job: Job,
-    connections: tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]],
-    announced: NDArray[np.int64],
-) -> list[Pipe | None]:
+def pipes_of(job: Job, connections: tuple[Ints, Ints, Ints], announced: Ints) -> list[Pipe | None]:
     """A pipe for each of ``connections`` (``credited_instances``); None where entries are missing.
 
     Those missing at the beginning came before the capture did; a pipe begins behind them. ``announced`` as
@@ -302,7 +291,7 @@ def in_lockstep(pipes: Sequence[Pipe], strict: bool = False) -> list[Lockstep]:
     ``strict``: operations begin at all places that those before have in common, and at hardly any others: not
     those of as many messages in more operations, whose places include those of fewer.
     """
-    sets: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
+    sets: list[tuple[list[Pipe], Bools]] = []
     # Where receivers were slow many places look like beginnings: first those pipes with the fewest of these.
     for pipe in sorted(pipes, key=lambda pipe: (pipe.stop, int(np.count_nonzero(pipe.begins)))):
         for number, (members, common) in enumerate(sets):
@@ -318,15 +307,13 @@ def in_lockstep(pipes: Sequence[Pipe], strict: bool = False) -> list[Lockstep]:
     return [each for members, _ in sets if (each := together(members)) is not None]
 
 
-def _put_together(
-    sets: Sequence[tuple[list[Pipe], NDArray[np.bool_]]],
-) -> list[tuple[list[Pipe], NDArray[np.bool_]]]:
+def _put_together(sets: Sequence[tuple[list[Pipe], Bools]]) -> list[tuple[list[Pipe], Bools]]:
     """``sets`` of pipes, with what all of a set's have in common, those in lockstep as one.
 
     Where receivers were slow two pipes share hardly more places than chance gives them. What many pipes have
     in common is nothing but beginnings, and shows which others have all of these, too.
     """
-    kept: list[tuple[list[Pipe], NDArray[np.bool_]]] = []
+    kept: list[tuple[list[Pipe], Bools]] = []
     for members, common in sorted(sets, key=lambda each: (each[0][0].stop, -len(each[0]))):
         for number, (others, theirs) in enumerate(kept):
             if others[0].stop != members[0].stop:
@@ -340,7 +327,7 @@ def _put_together(
     return kept
 
 
-def in_turn(each: Lockstep, starts: NDArray[np.int64]) -> list[Lockstep]:
+def in_turn(each: Lockstep, starts: Ints) -> list[Lockstep]:
     """``each`` cut where every rank begins each operation on as many of its pipes before on the others.
 
     Two operations that take turns on pipes of their own (PAT's all_gather and reduce_scatter, whose
@@ -366,8 +353,8 @@ def in_turn(each: Lockstep, starts: NDArray[np.int64]) -> list[Lockstep]:
 
 
 def _in_both(
-    one: Pipe, common: NDArray[np.bool_], other: Pipe, strict: bool = False, surely: bool = False
-) -> NDArray[np.bool_] | None:
+    one: Pipe, common: Bools, other: Pipe, strict: bool = False, surely: bool = False
+) -> Bools | None:
     """With which messages of ``one`` operations may begin on both pipes; None if they are not in lockstep.
 
     ``common``: with which of them they may begin on all pipes that are known to be like it. ``surely``: more
@@ -404,7 +391,7 @@ def _in_both(
     return both
 
 
-def _unlike(one: Pipe, other: Pipe, first: int, begin: NDArray[np.bool_]) -> bool:
+def _unlike(one: Pipe, other: Pipe, first: int, begin: Bools) -> bool:
     """Whether an operation of one message on both pipes would have several times as many bytes on one.
 
     Channels share an operation's bytes alike. ``begin`` as in ``_numbered_otherwise``.
@@ -417,7 +404,7 @@ def _unlike(one: Pipe, other: Pipe, first: int, begin: NDArray[np.bool_]) -> boo
     return bool((np.maximum(mine, theirs) > TWICE * np.minimum(mine, theirs)).any())
 
 
-def _numbered_otherwise(one: Pipe, other: Pipe, first: int, begin: NDArray[np.bool_]) -> bool:
+def _numbered_otherwise(one: Pipe, other: Pipe, first: int, begin: Bools) -> bool:
     """Whether one pipe carried an operation before that the other had no part in.
 
     Then of operations of the same numbers hardly any overlap in time, and nearly all of those some apart do.
@@ -442,7 +429,7 @@ def _numbered_otherwise(one: Pipe, other: Pipe, first: int, begin: NDArray[np.bo
     return overlap(0, 0) <= RARE and any(max(overlap(k, 0), overlap(0, k)) >= MOST for k in shifts)
 
 
-def _longest(begins: NDArray[np.bool_]) -> int:
+def _longest(begins: Bools) -> int:
     """The most messages from one beginning to the next, or to the end."""
     places = np.flatnonzero(begins)
     return max(int(np.diff(places).max(initial=0)), len(begins) - int(places[-1]))

@@ -24,8 +24,7 @@ from dpuflow.schema.rows import Op
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Job
     from dpuflow.matching.streams import Edge, Streams
 
@@ -93,7 +92,7 @@ class Proposer:
         self.endpoints = endpoints
         self._kernels = hypotheses
         self._shapes: dict[frozenset[Edge], tuple[list[tuple[int, ...]], list[Hypothesis]]] = {}
-        self._alike: tuple[int, NDArray[np.int64], NDArray[np.int64]] | None = None
+        self._alike: tuple[int, Ints, Ints] | None = None
         self._earliest: tuple[int, int] = (-1, -1)
 
     def propose(self, streams: Streams) -> Iterator[Hypothesis]:
@@ -183,7 +182,7 @@ class Proposer:
         tries = {*_divisors(whole), *(alike[lanes[shorter[lanes] > 0]] + 1).tolist()}
         return sorted(tries - {1})
 
-    def _heads(self, streams: Streams) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def _heads(self, streams: Streams) -> tuple[Ints, Ints]:
         """For each stream its messages before the size changes, and whether it gets smaller there."""
         if self._alike is None or self._alike[0] != streams.version:
             alike, shorter = np.zeros((2, len(streams.edges)), np.int64)

@@ -25,11 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.matching.model import Job
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.rows import Op
-
-    Ints = NDArray[np.int64]
 
 
 T = TypeVar("T")
@@ -178,13 +177,13 @@ def passed_on(hops: Iterable[tuple[Sequence[Lane], Sequence[Lane]]], behind: int
     return found
 
 
-def _telling(samples: NDArray[np.uint32]) -> NDArray[np.bool_]:
+def _telling(samples: NDArray[np.uint32]) -> Bools:
     """Whether each of a lane's bytes are others than what most of its messages carry."""
     if samples.size < 2:
         return np.ones(samples.shape, bool)
     half = samples.size // 2
     # What more than half of them are is the middle one.
-    others: NDArray[np.bool_] = samples != np.partition(samples, half, axis=None)[half]
+    others: Bools = samples != np.partition(samples, half, axis=None)[half]
     return others if 2 * np.count_nonzero(others) < samples.size else np.ones(samples.shape, bool)
 
 

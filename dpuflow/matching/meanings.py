@@ -24,14 +24,11 @@ from dpuflow.schema.rows import NEVER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.boundaries import Cuts, Times
     from dpuflow.matching.credited import Pipe
     from dpuflow.matching.lanes import Layout
     from dpuflow.matching.model import Instance, Job
-
-    Ints = NDArray[np.int64]
 
 
 _FAR = np.iinfo(np.int64).max
@@ -81,12 +78,7 @@ def contrast_of(
 
 
 def _sent(
-    rank: int,
-    begins: Ints,
-    ends: Ints,
-    pipes: Sequence[Pipe],
-    times: Sequence[Times],
-    pauses: Sequence[Ints],
+    rank: int, begins: Ints, ends: Ints, pipes: Sequence[Pipe], times: Sequence[Times], pauses: Sequence[Ints]
 ) -> list[tuple[Ints, Ints, Ints]]:
     """Of each pipe out of ``rank``: the part of its messages, -1 without, when they left, after what
     pause."""

@@ -21,15 +21,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
     from collections.abc import Set as AbstractSet
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.identity.processes import Ends
     from dpuflow.matching.buffers import Buffer
     from dpuflow.matching.streams import Columns
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
-
-    Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +115,8 @@ class Placement:
     ranks: int = 0
     seats: tuple[int, ...] = ()
     nodes: tuple[int, ...] = ()
-    parts: NDArray[np.int64] | None = None
-    processes: NDArray[np.int64] | None = None
+    parts: Ints | None = None
+    processes: Ints | None = None
 
 
 @dataclass(frozen=True, eq=False, slots=True)
@@ -141,7 +138,7 @@ class Instance:
     operations that have the same packets.
     """
 
-    rows: NDArray[np.int64]
+    rows: Ints
     op: Op
     order: list[int]
     algorithm: Algorithm | None = None

@@ -28,13 +28,11 @@ from dpuflow.schema.rows import NEVER
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.matching.model import Job
     from dpuflow.matching.streams import Edge
 
-    Ints = NDArray[np.int64]
-    Reals = NDArray[np.float64]
+    Reals = Floats
 
 
 ANY, PLAIN, STALL, HIDDEN, SURE = 2.0, 4.0, 7.0, 10.0, 12.0
@@ -80,7 +78,7 @@ def lines_of(job: Job, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:
     return [((int(exchanges["src"][p[0]]), int(exchanges["dst"][p[0]])), p) for p in parts]
 
 
-def _pooled(job: Job, rows: Ints, room: Ints, key: Ints) -> NDArray[np.bool_]:
+def _pooled(job: Job, rows: Ints, room: Ints, key: Ints) -> Bools:
     """Ways (``key``) whose entries announce no more than a buffer of point-to-point connections holds.
 
     Up to 2.28 an entry announces a part's chunk, or its bytes if they are fewer (enqueue.cc addP2pToPlan,
@@ -100,7 +98,7 @@ def _pooled(job: Job, rows: Ints, room: Ints, key: Ints) -> NDArray[np.bool_]:
     return np.asarray((count > TWICE) & (other == 0), np.bool_)
 
 
-def _registered(job: Job, rows: Ints, room: Ints, slot: NDArray[np.bool_], key: Ints) -> NDArray[np.bool_]:
+def _registered(job: Job, rows: Ints, room: Ints, slot: Bools, key: Ints) -> Bools:
     """Ways (``key``) of connections into registered buffers: a part is one message (enqueue.cc addP2pToPlan).
 
     Its entry announces what comes, and is posted when the receiver's kernel runs (net.cc, regBufferReady),
@@ -108,9 +106,7 @@ def _registered(job: Job, rows: Ints, room: Ints, slot: NDArray[np.bool_], key: 
     has such entries, too: nothing here tells them apart, so that a way with no other entries is not claimed.
     """
     exchanges, columns, keys = job.exchanges, job.columns, int(key.max(initial=-1)) + 1
-    exact: NDArray[np.bool_] = (
-        np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
-    )
+    exact: Bools = np.bincount(key[(room == 0) | (room != columns.sizes[rows])], minlength=keys) == 0
     exact &= np.bincount(key[~slot], minlength=keys) > 0
     if not exact.any():
         return exact
@@ -150,13 +146,7 @@ class Parts:
     """The parts that one connection carries one way: ``begins[k]:begins[k + 1]`` are places in ``rows``."""
 
     def __init__(
-        self,
-        job: Job,
-        edge: Edge,
-        rows: Ints,
-        entries: tuple[Ints, Ints],
-        lanes: int,
-        sending: Sending,
+        self, job: Job, edge: Edge, rows: Ints, entries: tuple[Ints, Ints], lanes: int, sending: Sending
     ) -> None:
         """``entries``: for how many messages each row's was, and how many bytes it announced; ``lanes``: how
         many connections lead from one endpoint to the other."""
@@ -347,7 +337,7 @@ class Transfers(NamedTuple):
     start_ns: Ints
     end_ns: Ints  # all of it had arrived
     size: Ints
-    whole: NDArray[np.bool_]  # neither end is cut off by the capture
+    whole: Bools  # neither end is cut off by the capture
     next_ns: Ints  # first entry for the transfer after it; NEVER where there is none
     begun: bool  # seen from the connection's first message on
 

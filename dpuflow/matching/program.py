@@ -33,8 +33,7 @@ from dpuflow.schema.rows import NEVER, Op
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Job
     from dpuflow.matching.shared_addresses import Processes
     from dpuflow.schedules.trees import Send
@@ -63,12 +62,12 @@ class Reading(NamedTuple):
         return [row for rows in self.rows.values() for row in rows]
 
 
-def read_processes(job: Job, rows: NDArray[np.int64], processes: Processes) -> list[Instance]:
+def read_processes(job: Job, rows: Ints, processes: Processes) -> list[Instance]:
     """The collectives among ``rows`` of ranks that share addresses; ``order`` of each are the ranks."""
     return _Program(job, rows, processes).run()
 
 
-def read_unnamed(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+def read_unnamed(job: Job, rows: Ints) -> list[Instance]:
     """The collectives among ``rows``, all messages of some ranks, that nobody names; none of many ranks."""
     program = _Program(job, rows)
     return program.run() if len(program.order) <= MOST_RANKS else []
@@ -94,7 +93,7 @@ def in_program_order(job: Job, cut: Sequence[Instance]) -> Sequence[Instance]:
 class _Program:
     """What each rank sends, in order, and on which edge."""
 
-    def __init__(self, job: Job, rows: NDArray[np.int64], processes: Processes | None = None) -> None:
+    def __init__(self, job: Job, rows: Ints, processes: Processes | None = None) -> None:
         picked, columns = job.exchanges[rows], job.columns
         self.processes = processes
         if processes is None:
@@ -338,7 +337,7 @@ class _Program:
         op = Op(self.op[rows[0]])
         return [Instance(self._sorted(rows), op, list(self.order), complete=False, confidence=0.3)]
 
-    def _sorted(self, rows: Sequence[int]) -> NDArray[np.int64]:
+    def _sorted(self, rows: Sequence[int]) -> Ints:
         return self.rows[sorted(rows, key=lambda row: (self.start[row], row))]
 
 

@@ -32,8 +32,7 @@ from dpuflow.wire.nccl import NCCL_STEPS
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.credited import Lockstep
     from dpuflow.matching.lanes import Layout
     from dpuflow.matching.model import Instance, Job
@@ -341,7 +340,7 @@ class Operations:
             ]
         return lanes
 
-    def _places(self, turns: Sequence[Turn], place: int) -> NDArray[np.int64]:
+    def _places(self, turns: Sequence[Turn], place: int) -> Ints:
         """Which messages of the set at ``place`` each of ``operations`` has: (turns, messages)."""
         part = turns[0][place]
         begins = self.sets[part[0]].bounds[[turn[place][1] for turn in turns]]
@@ -377,7 +376,7 @@ class Sends:
     them.
     """
 
-    def __init__(self, sets: Sequence[Lockstep], starts: NDArray[np.int64]) -> None:
+    def __init__(self, sets: Sequence[Lockstep], starts: Ints) -> None:
         self._count = [len(each) for each in sets]
         ends = sorted({end for each in sets for pipe in each.pipes for end in pipe[:2]})
         place = {end: number for number, end in enumerate(ends)}
@@ -385,7 +384,7 @@ class Sends:
         self._first, self._last, self._filled = (
             [np.full((len(each), len(ends)), fill) for each in sets] for fill in (_FAR, NEVER, NEVER)
         )
-        self._half: list[NDArray[np.int64]] = []  # of each operation: half of its messages had left somewhere
+        self._half: list[Ints] = []  # of each operation: half of its messages had left somewhere
         for number, each in enumerate(sets):
             begin, end = each.bounds[:-1], each.bounds[1:]
             first, last, filled, half = (
@@ -440,11 +439,7 @@ class Sends:
         return min(others, default=half) >= half and self._is_through(self._filled, chosen, at, left)
 
     def _is_through(
-        self,
-        times: list[NDArray[np.int64]],
-        chosen: Sequence[int],
-        at: Sequence[int],
-        left: Sequence[int],
+        self, times: list[Ints], chosen: Sequence[int], at: Sequence[int], left: Sequence[int]
     ) -> bool:
         every = np.stack([times[number][at[number]] for number in chosen]).max(axis=0)
         later = [self._first[number][at[number]] for number in left if number not in chosen]

@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Floats, Ints
     from dpuflow.matching.model import Job
     from dpuflow.schema.tables import Rows
 
-    Ints = NDArray[np.int64]
 
 FEWEST = 4
 """Repetitions from which on what repeats is no accident."""
@@ -369,7 +369,7 @@ class _Chains:
         return self.places[self.bounds[number] : self.bounds[number + 1]]
 
 
-def _silence(facts: Ints) -> NDArray[np.float64]:
+def _silence(facts: Ints) -> Floats:
     """Of each chain the share of ranks and blocks whose first burst came after a pause twice as long as
     any later one. A first burst's pause counts from the rank's last event in the blocks before.
     """

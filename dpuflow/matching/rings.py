@@ -33,12 +33,10 @@ from dpuflow.schema.rows import NEVER, Op
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.matching.lanes import Lane, Passed, View
     from dpuflow.schedules.algorithms import Algorithm
 
-    Ints = NDArray[np.int64]
 
 MOST_GPUS: Final = 16
 """GPUs of a node, at most."""
@@ -280,11 +278,11 @@ def _read(
         yield Op.ALL_REDUCE, (loops, (loops - 1) * ranks * slices * slot + last)
 
 
-def _torn(chunks: Ints, slot: int) -> NDArray[np.bool_]:
+def _torn(chunks: Ints, slot: int) -> Bools:
     """Of chunks of two slices those that NCCL does not cut so: the first one is half, or a 32nd of a slot if
     that is more (src/device/prims_simple.h genericOp)."""
     first, second = chunks[..., 0], chunks[..., 1]
-    torn: NDArray[np.bool_] = (second > first) | ((second > 0) & (first < slot // 32))
+    torn: Bools = (second > first) | ((second > 0) & (first < slot // 32))
     return torn
 
 
@@ -332,7 +330,7 @@ def _agreement(fit: Fit, passed: Mapping[int, Passed], slices: int) -> tuple[int
     return (held, held + reduced) if held >= MOST * kept and reduced >= MOST * changed else None
 
 
-def passes(fit: Fit, length: int, slices: int) -> NDArray[np.bool_]:
+def passes(fit: Fit, length: int, slices: int) -> Bools:
     """For each message that leaves a node whether all of its GPUs pass it on unchanged."""
     d = fit.ranks - 1
     steps = length // slices

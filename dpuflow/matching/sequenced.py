@@ -32,8 +32,7 @@ from dpuflow.schema.rows import MessageFlag, Op, Wire
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.hypotheses import Hypothesis
     from dpuflow.matching.model import Job
     from dpuflow.matching.streams import Streams
@@ -47,7 +46,7 @@ EARLY = 4
 """So many messages a rank at the front have their own longest pauses tried."""
 
 
-def sequenced_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+def sequenced_instances(job: Job, rows: Ints) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of one communicator.
 
     Messages that fit no algorithm become incomplete collectives of their own.
@@ -80,7 +79,7 @@ def sequenced_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
     return found
 
 
-def scan_rows(exchanges: Rows) -> NDArray[np.int64]:
+def scan_rows(exchanges: Rows) -> Ints:
     """The rows of EXCHANGE that carry a prefix operation's tag."""
     wire = exchanges["wire"]
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (exchanges["op"] == Op.UNKNOWN)
@@ -88,7 +87,7 @@ def scan_rows(exchanges: Rows) -> NDArray[np.int64]:
     return np.flatnonzero(ob1 & np.isin(exchanges["tag"], tags)) if ob1.any() else np.zeros(0, np.int64)
 
 
-def scan_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+def scan_instances(job: Job, rows: Ints) -> list[Instance]:
     """The prefix operations among ``rows`` of one communicator; the rest as ``sequenced_instances``."""
     exchanges = job.exchanges
     return [
@@ -120,12 +119,7 @@ class Places:
 
 
 def cut_streams(
-    job: Job,
-    streams: Streams,
-    op: Op,
-    *,
-    settled: bool = False,
-    places: Places | None = None,
+    job: Job, streams: Streams, op: Op, *, settled: bool = False, places: Places | None = None
 ) -> list[Instance]:
     """The collectives of one communicator's streams; ``op`` UNKNOWN: of any operation.
 
@@ -153,7 +147,7 @@ class _Segmenter:
     def run(self, *, settled: bool) -> list[Instance]:
         """Cut all; ``settled``: the streams begin where a collective begins."""
         found: list[Instance] = []
-        stray: list[NDArray[np.int64]] = []
+        stray: list[Ints] = []
         while self.streams:
             drop, chosen = self._align(settled)
             stray.append(self._drop(drop))
@@ -175,7 +169,7 @@ class _Segmenter:
             found.extend(self._stray(stray))
         return found
 
-    def _align(self, settled: bool) -> tuple[NDArray[np.int64] | int, tuple[Hypothesis, list[str]] | None]:
+    def _align(self, settled: bool) -> tuple[Ints | int, tuple[Hypothesis, list[str]] | None]:
         """What to drop before cutting (``_drop``), and the hypothesis that holds from there.
 
         A capture may begin within a collective, and a lost message may break one. Then equal sizes
@@ -233,7 +227,7 @@ class _Segmenter:
         order = np.argsort(np.concatenate(times), kind="stable")[:ALIGNMENTS]
         return [edges[i] for i in which[order].tolist()]
 
-    def _beginnings(self) -> list[NDArray[np.int64]]:
+    def _beginnings(self) -> list[Ints]:
         """What to drop of each stream so that a collective may begin behind it: where a sender paused.
 
         The fewest messages first, none at all before all others.
@@ -299,7 +293,7 @@ class _Segmenter:
             found.append(placed(instance, hypothesis.near))
         return found
 
-    def _opening(self, hypothesis: Hypothesis) -> NDArray[np.int64]:
+    def _opening(self, hypothesis: Hypothesis) -> Ints:
         """For each message of a block the position that opens with it, -1 for later ones."""
         order, cuts = hypothesis.order, hypothesis.cuts
         first: dict[int, int] = {}
@@ -317,7 +311,7 @@ class _Segmenter:
             parts.append(part)
         return np.concatenate(parts)
 
-    def _drop(self, what: NDArray[np.int64] | int) -> NDArray[np.int64]:
+    def _drop(self, what: Ints | int) -> Ints:
         """Take away so many of each stream, or of all the next ones in order of time; returns their rows."""
         if not isinstance(what, int):
             gone = self.streams.rows[spans(self.streams.at, what)]
@@ -341,7 +335,7 @@ class _Segmenter:
                 self.streams.take(lane, some)
         return np.array(rows, np.int64)
 
-    def _stray(self, dropped: list[NDArray[np.int64]]) -> list[Instance]:
+    def _stray(self, dropped: list[Ints]) -> list[Instance]:
         rows = np.concatenate(dropped)
         rows = rows[rows != HOLE]
         if not len(rows):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Instance, Job
     from dpuflow.matching.recognise import EdgeBytes, Match
     from dpuflow.schema.tables import Rows
@@ -33,7 +34,7 @@ UNTOLD: Final = 1 << 20
 """Processes of which no rank is known have numbers from here on."""
 
 
-def shares_addresses(job: Job, rows: NDArray[np.int64]) -> bool:
+def shares_addresses(job: Job, rows: Ints) -> bool:
     """Whether hellos name several ranks at one endpoint among ``rows``, and no rank at two.
 
     Ranks are numbered in each communicator anew: a rank at two endpoints is of two communicators.
@@ -54,7 +55,7 @@ def shares_addresses(job: Job, rows: NDArray[np.int64]) -> bool:
 class Processes:
     """The processes at both ends of exchanges of one job, and the endpoint of each."""
 
-    def __init__(self, job: Job, rows: NDArray[np.int64]) -> None:
+    def __init__(self, job: Job, rows: Ints) -> None:
         """``rows``: of all collectives of one process group, of which it is known who is at their ends."""
         ends = job.ends
         assert ends is not None
@@ -81,11 +82,7 @@ class Processes:
         )
 
     def _listeners(
-        self,
-        op: NDArray[np.uint8],
-        ranks: Sequence[NDArray[np.int64]],
-        ports: Sequence[NDArray[np.int64]],
-        where: Sequence[NDArray[np.int64]],
+        self, op: NDArray[np.uint8], ranks: Sequence[Ints], ports: Sequence[Ints], where: Sequence[Ints]
     ) -> dict[tuple[int, int], int]:
         """The rank of each listener (endpoint, port): its peer's neighbour in a ring, else the one left."""
         found: dict[tuple[int, int], int] = {}
@@ -111,7 +108,7 @@ class Processes:
                 found[keys.pop()] = free.pop()
         return found
 
-    def told(self, rows: NDArray[np.int64]) -> bool:
+    def told(self, rows: Ints) -> bool:
         """Whether the ranks at both ends of all ``rows`` are known."""
         return all(max(self.at[row]) < UNTOLD for row in rows.tolist())
 
@@ -148,7 +145,7 @@ class Processes:
             return frozenset(self.node.values())
         return frozenset(self.homes[rank] for rank in gone)
 
-    def edges(self, exchanges: Rows, rows: NDArray[np.int64]) -> dict[tuple[int, int], tuple[int, int]]:
+    def edges(self, exchanges: Rows, rows: Ints) -> dict[tuple[int, int], tuple[int, int]]:
         """(sending, receiving process) -> messages and bytes."""
         found: dict[tuple[int, int], tuple[int, int]] = {}
         for row, size in zip(rows.tolist(), exchanges["bytes"][rows].tolist(), strict=True):

@@ -14,20 +14,17 @@ from dpuflow.matching.model import MOST
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.schema.tables import Rows
 
 
-def whole_slots(
-    exchanges: Rows, announced: NDArray[np.int64], granted_at: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def whole_slots(exchanges: Rows, announced: Ints, granted_at: Ints) -> Ints:
     """``announced`` with a step's slot where an entry for PAT announced no more than its operation needs.
 
     Up to 2.28 that is all ranks' blocks of a channel, if these are less than a slot (enqueue.cc
     calcCollChunking, net.cc recvProxyProgress). The addresses are those of slots, taken in turn.
     """
-    found: NDArray[np.int64] = announced.copy()
+    found: Ints = announced.copy()
     rows = np.flatnonzero((announced > 0) & (granted_at >= 0))
     if not len(rows):
         return found

@@ -43,9 +43,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Instance, Job
-
-    Ints = NDArray[np.int64]
 
 
 AHEAD: Final = NCCL_STEPS

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.schema.tables import Rows
 
 
@@ -32,9 +33,9 @@ HOLE = -1
 class Columns(NamedTuple):
     """What cutting needs of every exchange; the last element stands for HOLE: no size, no times."""
 
-    sizes: NDArray[np.int64]
-    starts: NDArray[np.int64]  # the sender's first act
-    arrivals: NDArray[np.int64]
+    sizes: Ints
+    starts: Ints  # the sender's first act
+    arrivals: Ints
     samples: NDArray[np.uint32]  # of the data's first bytes, RoCE without framing and NCCL alone; 0 without
 
 
@@ -51,20 +52,14 @@ def columns_of(exchanges: Rows) -> Columns:
 class Streams:
     """EXCHANGE rows by edge, taken from the front: ``rows[at[k]:end[k]]`` are left of ``edges[k]``."""
 
-    def __init__(
-        self,
-        edges: Sequence[Edge],
-        rows: NDArray[np.int64],
-        at: NDArray[np.int64],
-        end: NDArray[np.int64],
-    ) -> None:
+    def __init__(self, edges: Sequence[Edge], rows: Ints, at: Ints, end: Ints) -> None:
         self.edges, self.rows, self.at, self.end = edges, rows, at, end
         self.number = {edge: k for k, edge in enumerate(edges)}
         self.version = 0  # counts up with every change
         self._present: tuple[int, frozenset[Edge]] = (-1, frozenset())
 
     @classmethod
-    def of(cls, parts: Iterable[tuple[Edge, NDArray[np.int64]]]) -> Streams:
+    def of(cls, parts: Iterable[tuple[Edge, Ints]]) -> Streams:
         """From each edge's rows in order."""
         edges, rows = zip(*parts, strict=True)
         ends = np.cumsum([len(part) for part in rows])
@@ -73,7 +68,7 @@ class Streams:
     def __bool__(self) -> bool:
         return bool((self.at < self.end).any())
 
-    def left(self) -> list[tuple[Edge, NDArray[np.int64]]]:
+    def left(self) -> list[tuple[Edge, Ints]]:
         """Each edge that has rows left, with them."""
         bounds = zip(self.edges, self.at.tolist(), self.end.tolist(), strict=True)
         return [(edge, self.rows[low:high]) for edge, low, high in bounds if low < high]
@@ -92,22 +87,22 @@ class Streams:
             self._present = self.version, edges
         return self._present[1]
 
-    def lanes(self, edges: Iterable[Edge]) -> NDArray[np.int64]:
+    def lanes(self, edges: Iterable[Edge]) -> Ints:
         """The numbers of edges."""
         return np.fromiter((self.number[edge] for edge in edges), np.int64)
 
-    def take(self, lanes: NDArray[np.int64] | slice | int, rows: NDArray[np.int64] | int) -> None:
+    def take(self, lanes: Ints | slice | int, rows: Ints | int) -> None:
         """Leave the next ``rows`` of the edges numbered ``lanes`` behind."""
         self.at[lanes] += rows
         self.version += 1
 
-    def back_to(self, at: NDArray[np.int64]) -> None:
+    def back_to(self, at: Ints) -> None:
         """Undo what was taken since a copy of ``at`` was made."""
         self.at[:] = at
         self.version += 1
 
 
-def edge_streams(exchanges: Rows, rows: NDArray[np.int64]) -> Streams:
+def edge_streams(exchanges: Rows, rows: Ints) -> Streams:
     """``rows`` by (src, dst), each in order."""
     src, dst, order = (exchanges[name][rows] for name in ("src", "dst", "order"))
     edge = (src.astype(np.int64) << 32) | dst
@@ -118,7 +113,7 @@ def edge_streams(exchanges: Rows, rows: NDArray[np.int64]) -> Streams:
     return Streams(edges, rows[in_order], bounds[:-1].copy(), bounds[1:])
 
 
-def has_numbers(exchanges: Rows, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+def has_numbers(exchanges: Rows, rows: Ints) -> Bools:
     """Whether the library numbers the messages of each pair of ranks and communicator."""
     wire = exchanges["wire"][rows]
     return np.asarray((wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER), bool)
@@ -130,7 +125,7 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
     A hole goes to the operation of the message before it, or of the one after where none is. Other messages
     of the communicator (point to point, MPI_Exscan) have numbers of their own.
     """
-    found: dict[Op, list[tuple[Edge, NDArray[np.int64]]]] = {}
+    found: dict[Op, list[tuple[Edge, Ints]]] = {}
     others = _others(exchanges, streams)
     for edge, rows in streams.left():
         number, whole = exchanges["sub"][rows].astype(np.int64), False
@@ -167,7 +162,7 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
     return {op: Streams.of(parts) for op, parts in found.items()}
 
 
-def _others(exchanges: Rows, streams: Streams) -> dict[Edge, NDArray[np.int64]]:
+def _others(exchanges: Rows, streams: Streams) -> dict[Edge, Ints]:
     """Of each edge of the streams the rows on its connections that the same communicator numbers, too."""
     here = np.zeros(len(exchanges), bool)
     here[streams.rows] = True
@@ -179,7 +174,7 @@ def _others(exchanges: Rows, streams: Streams) -> dict[Edge, NDArray[np.int64]]:
     return {edge: mine for edge, mine in edge_streams(exchanges, rows).left() if edge in streams.number}
 
 
-def sessions(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def sessions(exchanges: Rows, rows: Ints) -> list[Ints]:
     """``rows`` cut where all connections were made anew; one array a job, in order, together all of ``rows``.
 
     ``rows`` are row numbers of EXCHANGE of one communicator, ascending, and so in order of their first sign.
@@ -205,13 +200,7 @@ def sessions(exchanges: Rows, rows: NDArray[np.int64]) -> list[NDArray[np.int64]
     return [rows[low:high] for low, high in zip(cuts, [*cuts[1:], len(rows)], strict=True)]
 
 
-def _met(
-    pairs: set[frozenset[int]],
-    number: int,
-    first: NDArray[np.int64],
-    src: list[int],
-    dst: list[int],
-) -> bool:
+def _met(pairs: set[frozenset[int]], number: int, first: Ints, src: list[int], dst: list[int]) -> bool:
     """Whether a pair that had a connection before ``number`` began has another one afterwards."""
     later = np.flatnonzero(first >= first[number]).tolist()
     return any(frozenset((src[k], dst[k])) in pairs for k in later)

@@ -34,17 +34,14 @@ from dpuflow.schema.rows import NEVER, Op
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Job
     from dpuflow.matching.parts import Transfers
     from dpuflow.matching.streams import Columns, Edge
     from dpuflow.schema.tables import Rows
 
-    Ints = NDArray[np.int64]
 
-
-def structured_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+def structured_instances(job: Job, rows: Ints) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE. Messages that fit no algorithm are left out."""
     exchanges, columns = job.exchanges, job.columns
     found: list[Instance] = []
@@ -101,9 +98,7 @@ def _is_evident(instance: Instance) -> bool:
     return len(instance.order) > 2 or bool(dependencies(instance.algorithm, 2))
 
 
-def _channels(
-    exchanges: Rows, dealt: NDArray[np.int64], at: NDArray[np.int64], end: NDArray[np.int64]
-) -> list[Streams]:
+def _channels(exchanges: Rows, dealt: Ints, at: Ints, end: Ints) -> list[Streams]:
     """Connections ``dealt[at:end]`` by channel: the k-th of each pair of endpoints that are connected.
 
     Connections of different pairs that make one channel are told by their order of first use.

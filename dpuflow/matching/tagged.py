@@ -24,8 +24,7 @@ from dpuflow.schema.rows import NEVER, Op, Wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Job
     from dpuflow.schema.tables import Rows
 
@@ -40,7 +39,7 @@ class Cell(NamedTuple):
     tag: int
     start_ns: int
     end_ns: int
-    rows: NDArray[np.int64]
+    rows: Ints
     ends: tuple[int, int]  # the two endpoints
     forward: bool  # data flowed from ends[0] to ends[1]
     backward: bool
@@ -52,7 +51,7 @@ class Cell(NamedTuple):
         return [arc for arc, used in ways if used]
 
 
-def tagged_instances(job: Job, rows: NDArray[np.int64]) -> list[Instance]:
+def tagged_instances(job: Job, rows: Ints) -> list[Instance]:
     """The collectives among ``rows`` of EXCHANGE, all of which carry a counting tag."""
     exchanges, near = job.exchanges, job.near
     cells = _cells(exchanges, rows)
@@ -96,7 +95,7 @@ def _of_component(job: Job, cells: list[Cell], habits: Habits | None) -> list[In
     return found
 
 
-def nonblocking_rows(exchanges: Rows) -> NDArray[np.int64]:
+def nonblocking_rows(exchanges: Rows) -> Ints:
     """The rows of EXCHANGE of Open MPI's non-blocking collectives: a tag for each call, no operation."""
     wire, tag = exchanges["wire"], exchanges["tag"].astype(np.int32)
     ob1 = (wire >= Wire.OB1_MATCH) & (wire <= Wire.OB1_OTHER) & (exchanges["op"] == Op.UNKNOWN)
@@ -122,7 +121,7 @@ def _keep_alike(exchanges: Rows, instances: Sequence[Instance]) -> None:
             instance.complete = True
 
 
-def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
+def _cells(exchanges: Rows, rows: Ints) -> list[Cell]:
     """Cells in order of their start."""
     if not len(rows):
         return []
@@ -154,7 +153,7 @@ def _cells(exchanges: Rows, rows: NDArray[np.int64]) -> list[Cell]:
     return cells
 
 
-def span(exchanges: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def span(exchanges: Rows) -> tuple[Ints, Ints]:
     """First and last sign of each exchange, ns."""
     from dpuflow.kernels import streams
 
@@ -236,7 +235,7 @@ def _instance(job: Job, cells: list[Cell], op: Op, habits: Habits | None) -> Ins
     return placed(_told(rows, op, found, picked["bytes"].tolist()), job.near)
 
 
-def _told(rows: NDArray[np.int64], op: Op, found: Sequence[Match], sizes: list[int]) -> Instance:
+def _told(rows: Ints, op: Op, found: Sequence[Match], sizes: list[int]) -> Instance:
     """The collective that the first of ``found`` is; ``sizes`` of its messages."""
     best = found[0]
     names = (m.algorithm.name for m in found[1:] if m.algorithm.name != best.algorithm.name)

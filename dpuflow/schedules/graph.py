@@ -22,12 +22,10 @@ from dpuflow.schedules.remembered import remembered
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Floats, Ints
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schedules.trees import Send
 
-    Ints = NDArray[np.int64]
 
 V = TypeVar("V")
 
@@ -47,7 +45,7 @@ class Laid(NamedTuple):
     step: Ints
     src: Ints
     dst: Ints
-    size: NDArray[np.float64]  # of a buffer of one byte
+    size: Floats  # of a buffer of one byte
     edge: Ints
     turn: Ints  # messages of its edge before it
     edges: tuple[tuple[int, int], ...]
@@ -260,8 +258,8 @@ class Plan:
     ranks: int
     root: int
     edges: tuple[tuple[int, int], ...]
-    counts: NDArray[np.int64]  # messages of each edge
-    shares: NDArray[np.float64]  # sizes of all edges' messages for a buffer of one byte
+    counts: Ints  # messages of each edge
+    shares: Floats  # sizes of all edges' messages for a buffer of one byte
     captured: frozenset[int] | None = None
 
     def __sizeof__(self) -> int:
@@ -269,17 +267,17 @@ class Plan:
         return 1000 + 40 * self.ranks + 100 * len(self.edges) + 72 * len(self.shares)
 
     @cached_property
-    def sends(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def sends(self) -> tuple[Ints, Ints]:
         """Offsets and edges that each rank sends on."""
         return _by_rank(self.ranks, np.array([src for src, _ in self.edges], np.int64))
 
     @cached_property
-    def inputs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def inputs(self) -> tuple[Ints, Ints]:
         """Offsets and edges that each rank receives on."""
         return _by_rank(self.ranks, np.array([dst for _, dst in self.edges], np.int64))
 
     @cached_property
-    def needs(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    def needs(self) -> tuple[Ints, Ints]:
         """Offsets by sending rank, and rows: edge and number of a send, and of the input it needs."""
         every, sends, inputs = arcs(self.algorithm, self.ranks, self.root, self.captured)
         place = {edge: number for number, edge in enumerate(self.edges)}
@@ -289,7 +287,7 @@ class Plan:
         return at, np.stack(rows, axis=1)[order]
 
     @cached_property
-    def free(self) -> NDArray[np.int64]:
+    def free(self) -> Ints:
         """Ranks whose first message needs no input."""
         ranks = free_ranks(self.algorithm, self.ranks, self.root)
         return np.array(sorted(ranks if self.captured is None else ranks & self.captured), np.int64)

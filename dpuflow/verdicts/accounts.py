@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.entries import Rule, previous_row
+from dpuflow.entries import Rule, latest_two, previous_row
 from dpuflow.entries.rows import EXACT_RULES
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
@@ -27,8 +27,7 @@ from dpuflow.verdicts.steps import jobs, own_rows
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.pipelines import Pipeline
     from dpuflow.verdicts.steps import Steps
 
-    Ints = NDArray[np.int64]
 
 MOST: Final = 400
 """Steps that are walked: the last ones stand for all."""
@@ -73,10 +71,10 @@ class Account:
     credit: int = 0
     unexplained: int = 0
     hidden_share: float = 0.0
-    lengths_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    ends_ns: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
-    saved_ns: dict[int, NDArray[np.int64]] = field(default_factory=dict)
-    moves: NDArray[np.int64] = field(default_factory=lambda: np.zeros((4, 0), np.int64))
+    lengths_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    ends_ns: Ints = field(default_factory=lambda: np.zeros(0, np.int64))
+    saved_ns: dict[int, Ints] = field(default_factory=dict)
+    moves: Ints = field(default_factory=lambda: np.zeros((4, 0), np.int64))
 
     @property
     def exposed_ns(self) -> int:
@@ -94,12 +92,12 @@ class Known(NamedTuple):
     """What the stages before came to, by rows of Entries where nothing else is said."""
 
     causes: Causes
-    held_up: NDArray[np.bool_]  # of each exchange (``links``)
-    apart: NDArray[np.bool_]  # of each collective: a transfer between two
-    beside: NDArray[np.bool_]  # its rank goes on beside its collectives (``waits``)
-    sooner_ns: NDArray[np.int64]  # so much sooner it would have come if it worked like its peers
-    kind: NDArray[np.int64]  # of each collective its operation, size and group (``kinds_of``)
-    group: NDArray[np.int64]  # ... and its group
+    held_up: Bools  # of each exchange (``links``)
+    apart: Bools  # of each collective: a transfer between two
+    beside: Bools  # its rank goes on beside its collectives (``waits``)
+    sooner_ns: Ints  # so much sooner it would have come if it worked like its peers
+    kind: Ints  # of each collective its operation, size and group (``kinds_of``)
+    group: Ints  # ... and its group
 
 
 def account_for(
@@ -149,9 +147,7 @@ def account_for(
     return found
 
 
-def _moves(
-    walks: Sequence[Sequence[Segment]], ends_ns: Ints, exchanges: Rows, causes: Causes
-) -> NDArray[np.int64]:
+def _moves(walks: Sequence[Sequence[Segment]], ends_ns: Ints, exchanges: Rows, causes: Causes) -> Ints:
     """What of the paths was a message's way, or the network's doing: four rows as of ``Account``."""
     found: list[tuple[int, int, int]] = []
     for walk, end in zip(walks, ends_ns.tolist(), strict=True):
@@ -241,11 +237,7 @@ class _Usual:
 
 
 def _parts(
-    walk: Sequence[Segment],
-    usual: _Usual,
-    shared: set[int],
-    entries: Entries,
-    known: Known,
+    walk: Sequence[Segment], usual: _Usual, shared: set[int], entries: Entries, known: Known
 ) -> dict[Key, int]:
     """The parts of one step."""
     parts: defaultdict[Key, int] = defaultdict(int)
@@ -296,13 +288,7 @@ class _Joins:
 
     def __init__(self, instances: Sequence[Instance], entries: Entries) -> None:
         self.instances, self.entries = instances, entries
-        count = len(entries.offsets) - 1
-        self.last, self.second = np.full((2, count), -1)
-        order = np.lexsort((entries.enter_ns, entries.collective))
-        ends = entries.offsets[1:] - 1
-        several = np.diff(entries.offsets) > 1
-        self.last[:] = order[ends] if count else -1
-        self.second[several] = order[ends[several] - 1]
+        self.last, self.second = latest_two(entries, entries.enter_ns)
         self.members = [frozenset(i.order) for i in instances]
 
     def _bound(self, row: int) -> tuple[int, int] | None:
@@ -319,7 +305,7 @@ class _Joins:
         lead = int(enter[row] - enter[second]) if row == self.last[number] else 0
         return max(lead, 0), int(self.entries.endpoint[second])
 
-    def saved(self, walk: Sequence[Segment], sooner_ns: NDArray[np.int64]) -> dict[int, int]:
+    def saved(self, walk: Sequence[Segment], sooner_ns: Ints) -> dict[int, int]:
         """By endpoint what the step would be shorter by without its lateness.
 
         Where a rank came last to a collective, what is taken off before that counts as far as it came after

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import cut_at, numbered, order_within, spans
+from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
+from dpuflow.verdicts.links import SLOW_FACTOR
 from dpuflow.verdicts.pages import (
     at_once,
     begin_ns,
@@ -26,25 +28,19 @@ from dpuflow.verdicts.pages import (
     parts_of,
     so_far,
 )
+from dpuflow.verdicts.pauses import TWICE
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
-    Ints = NDArray[np.int64]
-    Bools = NDArray[np.bool_]
 
 FEWEST: Final = 2
 """Pages: a single WRITE or READ is no burst of pages."""
-OTHERS: Final = 3.0
-"""A path is slow if its pages take so many times as long as those of the middle path: as of links."""
-TWICE: Final = 2
-"""Times a usual pause: a transfer that ends in one of the longer pauses had not been waited for."""
 FEWEST_PAUSES: Final = 3
 """So many of an endpoint's pauses between collectives tell which one is usual."""
 
@@ -423,22 +419,12 @@ def _slow(transfers: Found) -> Found:
     first = np.flatnonzero(np.r_[True, np.diff(way[order]) != 0])
     count = np.diff(np.r_[first, len(way)])
     own = (pace[order[first + (count - 1) // 2]] + pace[order[first + count // 2]]) / 2
+    ordered = np.sort(own).tolist()
+    others = np.array([middle_of_others(ordered, each) for each in own.tolist()])
     # Pages of one packet take no time at one place.
-    slow = (own > 0) & (own >= OTHERS * _middles_of_others(own))
+    slow = (own > 0) & (own >= SLOW_FACTOR * others)
     table["slow"][order] = np.repeat(slow, count)
     return Found(table, transfers.rows)
-
-
-def _middles_of_others(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Of each of ``values`` the median of all others; infinity where there is no other."""
-    count = len(values)
-    if count < 2:
-        return np.full(count, np.inf)
-    ordered = np.sort(values)
-    at = np.searchsorted(ordered, values)
-    low, high = (ordered[place + (place >= at)] for place in ((count - 2) // 2, (count - 1) // 2))
-    middles: NDArray[np.float64] = (low + high) / 2
-    return middles
 
 
 def _named(transfers: Found) -> Found:

@@ -14,17 +14,16 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import classes, key_numbers
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.waits import left_any, seen_from_beside
+from dpuflow.verdicts.waits import seen_from_beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries, Relative
     from dpuflow.matching import Instance
     from dpuflow.verdicts.bulk import Fed
@@ -45,16 +44,12 @@ class Causes(NamedTuple):
     came from a point-to-point transfer, which its peers leave at other times by design (pipelines).
     """
 
-    cause: NDArray[np.int64]
-    excess_ns: NDArray[np.int64]
-    partly: NDArray[np.bool_]  # rows of collectives of which not all messages were captured
-    least: NDArray[
-        np.bool_
-    ]  # rows whose excess is a lower bound: peers had waited, and worked less than seen
-    usual: NDArray[
-        np.int64
-    ]  # by what the excess is counted: OF_KIND, AT_PLACE; 0: by peers in the collective
-    unread_ns: NDArray[np.int64]  # so much of each rank's lateness is nobody's doing but for messages unread
+    cause: Ints
+    excess_ns: Ints
+    partly: Bools  # rows of collectives of which not all messages were captured
+    least: Bools  # rows whose excess is a lower bound: peers had waited, and worked less than seen
+    usual: Ints  # by what the excess is counted: OF_KIND, AT_PLACE; 0: by peers in the collective
+    unread_ns: Ints  # so much of each rank's lateness is nobody's doing but for messages unread
 
 
 class Waits(NamedTuple):
@@ -65,17 +60,17 @@ class Waits(NamedTuple):
     ``unread``: messages that nobody read, see ``waits``). ``kin`` is the row of the same group's collective
     before. ``overlap`` says whose work goes on beside their collectives: of these it also counts how long ago
     they had entered the one before, and not again what they were late by before. ``queued``: so long each
-    first message may have waited in its own node (``queued_ns``), which is no work. ``place`` of each row in
-    its step (``places_in_steps``).
+    first message may have waited in its own node (``queued_ns``), which is no work. ``alike``: of each row
+    the kind of its collective (``kinds_of``), and its place in its step (``places_in_steps``).
     """
 
-    fed: Fed | None = None
-    awaited: NDArray[np.int64] | None = None
-    unread: NDArray[np.int64] | None = None
-    kin: NDArray[np.int64] | None = None
-    overlap: Overlap | None = None
-    queued: NDArray[np.int64] | None = None
-    place: NDArray[np.int64] | None = None
+    fed: Fed
+    awaited: Ints
+    unread: Ints
+    kin: Ints
+    overlap: Overlap
+    queued: Ints
+    alike: tuple[Ints, Ints]
 
 
 def causes_of(
@@ -83,24 +78,22 @@ def causes_of(
     entries: Entries,
     relative: Relative,
     charges: Charges,
-    slow: NDArray[np.bool_],
-    waits: Waits | None = None,
+    slow: Bools,
+    waits: Waits,
 ) -> Causes:
     """Why each rank was late; ``slow`` marks rows whose endpoint has a slow link."""
-    waits = waits or Waits()
     longer = _worked_longer(instances, entries, relative, waits)
     last, fed, beside = longer.last, waits.fed, seen_from_beside(instances, entries)
     # How much longer it worked is not seen of such a rank, only how much later it entered.
     excess = np.where(beside.rows & ~longer.staged & (last >= 0), beside.lead_ns, longer.excess_ns)
     troubled = (last >= 0) & ((entries.retransmitted[last] > 0) | slow[last])
-    troubled |= waits.queued > 0 if waits.queued is not None else False
+    troubled |= waits.queued > 0
     known = excess != NEVER
     most, beyond = 2 * excess >= relative.lateness_ns, excess > charges.noise_ns
     # Most of it must be its own doing; of a rank that the network gave trouble more than noise explains, too.
     working = known & most & (beyond | ~troubled)
-    working |= (last < 0) & (fed is None or fed.ns == NEVER)  # nothing was there to wait for
-    if fed:
-        working &= ~fed.carrying
+    working |= (last < 0) & (fed.ns == NEVER)  # nothing was there to wait for
+    working &= ~fed.carrying
     # By its own last data, which left later than its peers' by at least half of what the rank was late.
     held = known & ~working & (troubled | ~beyond) & (longer.since_leave_ns > charges.noise_ns)
     held &= 2 * (longer.since_leave_ns - longer.since_gone_ns) >= relative.lateness_ns
@@ -109,8 +102,7 @@ def causes_of(
     own = np.where(_unproved(entries, last, excess, troubled, beside), UNKNOWN, own)
     others = np.select([troubled, held, known], [NETWORK, RECEIVER, NONE], UNKNOWN)
     others = np.where(beside.rows, UNKNOWN, others)
-    if fed:
-        others = np.where((fed.held | fed.carrying) & known, NETWORK, others)
+    others = np.where((fed.held | fed.carrying) & known, NETWORK, others)
     causes = np.where(charges.late, np.where(working, own, others), NONE)
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
@@ -121,17 +113,17 @@ def causes_of(
 class _Longer(NamedTuple):
     """Per row by how much longer than its peers a rank worked, ns; NEVER where not known."""
 
-    last: NDArray[np.int64]  # the row of the collective that it had entered before, -1: none
-    staged: NDArray[np.bool_]  # that was a point-to-point transfer
-    excess_ns: NDArray[np.int64]  # by the kindest reckoning
-    since_leave_ns: NDArray[np.int64]  # since it had left that
-    since_gone_ns: NDArray[np.int64]  # since its own last data had gone
-    least: NDArray[np.bool_]  # as of Causes
-    usual: NDArray[np.int64]  # as of Causes
-    unread_ns: NDArray[np.int64]  # excess if it had not waited for messages that nobody read
+    last: Ints  # the row of the collective that it had entered before, -1: none
+    staged: Bools  # that was a point-to-point transfer
+    excess_ns: Ints  # by the kindest reckoning
+    since_leave_ns: Ints  # since it had left that
+    since_gone_ns: Ints  # since its own last data had gone
+    least: Bools  # as of Causes
+    usual: Ints  # as of Causes
+    unread_ns: Ints  # excess if it had not waited for messages that nobody read
 
 
-def _by_unread(longer: _Longer, relative: Relative) -> NDArray[np.int64]:
+def _by_unread(longer: _Longer, relative: Relative) -> Ints:
     """How much of each rank's lateness would be its own, had it not waited for what nobody read."""
     known = (longer.unread_ns != NEVER) & (longer.excess_ns != NEVER) & (relative.lateness_ns != NEVER)
     most = np.minimum(longer.unread_ns, relative.lateness_ns)
@@ -149,67 +141,48 @@ def _worked_longer(
     last = previous_row(entries)
     transfer = np.array([i.op == Op.SEND_RECV for i in instances], bool)
     staged = (last >= 0) & transfer[entries.collective[last]] if len(last) else last >= 0
-    fed_ns = waits.fed.ns if waits.fed else np.full(len(last), NEVER)
-    since_ns = fed_ns
-    if waits.awaited is not None:
-        since_ns = np.maximum(fed_ns, np.where(last >= 0, waits.awaited, NEVER))
-    read_ns = since_ns
-    if waits.unread is not None:
-        since_ns = np.maximum(since_ns, np.where(last >= 0, waits.unread, NEVER))
+    read_ns = np.maximum(waits.fed.ns, np.where(last >= 0, waits.awaited, NEVER))
+    since_ns = np.maximum(read_ns, np.where(last >= 0, waits.unread, NEVER))
     # Who entered after it had left, nobody knows when, may have worked for any time.
     dated = (relative.bound != AT_LEAST) | entries.exact | (entries.rule == Rule.QUEUED)
-    left = last if waits.kin is None else _left(entries, last, waits.kin)
+    left = _left(entries, last, waits.kin)
     earliest = _earliest(entries, left, instances)
     waited = (since_ns, read_ns)
     since_leave = _excess(entries, left, entries.leave_ns, waited, dated, earliest)
     since_idle = _excess(entries, left, entries.idle_ns, waited, dated, earliest)
-    excess, overlap, unread = np.minimum(since_leave, since_idle), waits.overlap, np.full(len(last), NEVER)
+    excess, unread = np.minimum(since_leave, since_idle), np.full(len(last), NEVER)
     if (since_ns > read_ns).any():
-        unread = np.minimum(
-            _excess(entries, left, entries.leave_ns, (read_ns, read_ns), dated, earliest),
-            _excess(entries, left, entries.idle_ns, (read_ns, read_ns), dated, earliest),
-        )
-    until = since_ns
-    if overlap is not None:
-        until = np.maximum(since_ns, left_any(entries))
-        excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, (until, until), dated, earliest))
-    if overlap is not None and overlap.rows.any():
-        before = _earliest(entries, last, instances)
-        since_enter = _excess(entries, last, entries.enter_ns, (fed_ns, fed_ns), dated, before)
-        excess = np.where(overlap.rows, np.minimum(excess, since_enter), excess)
-        excess = overlap.less_carried(excess, entries)
+        read = (read_ns, read_ns)
+        ends = (entries.leave_ns, entries.idle_ns)
+        unread = np.minimum(*(_excess(entries, left, each, read, dated, earliest) for each in ends))
+    if waits.overlap.rows.any():
+        before, fed = _earliest(entries, last, instances), (waits.fed.ns, waits.fed.ns)
+        since_enter = _excess(entries, last, entries.enter_ns, fed, dated, before)
+        excess = np.where(waits.overlap.rows, np.minimum(excess, since_enter), excess)
+        excess = waits.overlap.less_carried(excess, entries)
     excess[staged] = NEVER
-    if waits.queued is not None:
-        excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
+    excess = np.where(excess > 0, np.maximum(excess - waits.queued, 0), excess)
     least, since_gone = _held_peers(entries), since_idle
-    if any(
-        i.placement.nodes for i in instances
-    ):  # what the rest of its node still had to do was not its own data
+    if any(i.placement.nodes for i in instances):
+        # What the rest of its node still had to do was not its own data.
         gone = np.maximum(entries.leave_ns, entries.gone_ns)
         since_gone = _excess(entries, left, gone, waited, dated, _earliest(entries, left, []))
     done = np.where(entries.idle_ns != NEVER, np.maximum(entries.leave_ns, entries.idle_ns), NEVER)
     began = np.where(left >= 0, done[left], NEVER)
     first = np.maximum(np.where(left >= 0, entries.leave_ns[left], NEVER), read_ns)
-    began = np.where(began != NEVER, [np.maximum(began, until), first], NEVER)
-    place = np.zeros(len(last), np.int64) if waits.place is None else waits.place
-    excess, usual = _against_usual(entries, began, excess, least, (_kind(entries, instances), place))
+    began = np.where(began != NEVER, [np.maximum(began, since_ns), first], NEVER)
+    excess, usual = _against_usual(entries, began, excess, least, waits.alike)
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
-def _unproved(
-    entries: Entries,
-    last: NDArray[np.int64],
-    excess: NDArray[np.int64],
-    troubled: NDArray[np.bool_],
-    beside: Beside,
-) -> NDArray[np.bool_]:
+def _unproved(entries: Entries, last: Ints, excess: Ints, troubled: Bools, beside: Beside) -> Bools:
     """Rows of collectives seen in part, of ranks that links which nobody saw may have kept instead."""
     # A call may not return before the network has taken all of its data, to be seen at the other end.
     draining = (entries.acked_ns[last] != NEVER) & (2 * (entries.acked_ns - entries.idle_ns)[last] >= excess)
     return np.asarray(beside.partly & (beside.rows | troubled | draining), np.bool_)
 
 
-def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> NDArray[np.int64]:
+def _left(entries: Entries, last: Ints, kin: Ints) -> Ints:
     """The row of the collective that each rank had left when its own time began.
 
     That is ``last``, the one that it entered last. Where for some rank of a collective that one was still
@@ -221,13 +194,13 @@ def _left(entries: Entries, last: NDArray[np.int64], kin: NDArray[np.int64]) -> 
     return np.where(np.isin(entries.collective, beside) & usable, kin, last)
 
 
-def _dated_peers(entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _dated_peers(entries: Entries) -> tuple[Ints, Ints]:
     """Per row how many of its rank's peers are dated, and how many there are."""
     sure = np.bincount(entries.collective[entries.exact], minlength=len(entries.offsets))
     return sure[entries.collective] - entries.exact, np.diff(entries.offsets)[entries.collective] - 1
 
 
-def _held_peers(entries: Entries) -> NDArray[np.bool_]:
+def _held_peers(entries: Entries) -> Bools:
     """Rows of ranks whose peers all sent by a credit or an input: of none is seen when it entered.
 
     Where a root may run ahead of a late receiver (NCCL's slots), it works, and then waits for that one's
@@ -238,20 +211,9 @@ def _held_peers(entries: Entries) -> NDArray[np.bool_]:
     return np.asarray(credited[entries.collective] & (_dated_peers(entries)[0] == 0) & ~by_credit, np.bool_)
 
 
-def _kind(entries: Entries, instances: Sequence[Instance]) -> NDArray[np.int64]:
-    """Number of each row's operation, size and ranks."""
-    kinds: dict[tuple[object, ...], int] = {}
-    of = [kinds.setdefault((i.op, i.size, tuple(sorted(i.order))), len(kinds)) for i in instances]
-    return np.array(of, np.int64)[entries.collective]
-
-
 def _against_usual(
-    entries: Entries,
-    since_ns: NDArray[np.int64],
-    excess: NDArray[np.int64],
-    least: NDArray[np.bool_],
-    alike: tuple[NDArray[np.int64], NDArray[np.int64]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    entries: Entries, since_ns: Ints, excess: Ints, least: Bools, alike: tuple[Ints, Ints]
+) -> tuple[Ints, Ints]:
     """``excess``, of ranks few of whose peers are dated against what peers work in collectives of the kind.
 
     By the median of those that nothing held: who had waited for its input worked no longer than until that
@@ -288,12 +250,8 @@ def _against_usual(
 
 
 def _granted_late(
-    entries: Entries,
-    last: NDArray[np.int64],
-    excess: NDArray[np.int64],
-    working: NDArray[np.bool_],
-    instances: Sequence[Instance],
-) -> NDArray[np.bool_]:
+    entries: Entries, last: Ints, excess: Ints, working: Bools, instances: Sequence[Instance]
+) -> Bools:
     """Ranks that worked longer and whose credits for others came later than their peers' by much the same.
 
     Where credits run ahead of the data (NCCL), the host posts them before the GPU is done. A host that is
@@ -301,32 +259,30 @@ def _granted_late(
     it one whose rank went on without entering: who waits for its host enters as soon after its credits as any
     rank ever did in such a collective, who computes does so later.
     """
-    known: NDArray[np.bool_] = entries.granted_ns != NEVER
+    known: Bools = entries.granted_ns != NEVER
     if not known.any():
         return known
     behind = against_others(entries, entries.granted_ns, known)
     left = known & (last >= 0) & (entries.leave_ns[last] != NEVER)
     since = np.where(left, entries.granted_ns - np.where(left, entries.leave_ns[last], 0), 0)
     behind = np.where(left, np.minimum(behind, against_others(entries, since, left)), behind)
-    late: NDArray[np.bool_] = known & working & (excess > 0) & (2 * behind >= excess)
+    late: Bools = known & working & (excess > 0) & (2 * behind >= excess)
     if not late.any():
         return late
     both = known & (entries.enter_ns != NEVER)
     ahead = np.where(both, entries.enter_ns - entries.granted_ns, NEVER)
-    kinds: dict[tuple[object, ...], int] = {}
-    kind = [kinds.setdefault((i.op, i.size, len(i.order), i.order[0]), len(kinds)) for i in instances]
-    of_row = np.array(kind, np.int64)[entries.collective]
-    least = np.full(len(kinds), np.iinfo(np.int64).max)
+    kind = key_numbers((i.op, i.size, len(i.order), i.order[0]) for i in instances)
+    of_row, least = kind[entries.collective], np.full(len(instances), np.iinfo(np.int64).max)
     np.minimum.at(least, of_row[both], np.maximum(ahead[both], 0))
     late &= both & (2 * (ahead - least[of_row]) < excess)
     return late
 
 
-def _earliest(entries: Entries, last: NDArray[np.int64], instances: Sequence[Instance]) -> NDArray[np.int64]:
+def _earliest(entries: Entries, last: Ints, instances: Sequence[Instance]) -> Ints:
     """Since when each rank may have worked at the earliest, where that is not one moment; else NEVER.
 
-    Who sent what needed nothing of its peers may have left as soon as it had entered. A GPU that shares its
-    node with others may have left with its own last packet, or as late as with the last one of its node.
+    Who sent and got nothing may have left as soon as it had entered. A GPU that shares its node with others
+    may have left with its own last packet, or as late as with the last one of its node.
     """
     before = np.maximum(last, 0)
     earliest = np.full(len(last), NEVER)
@@ -338,13 +294,8 @@ def _earliest(entries: Entries, last: NDArray[np.int64], instances: Sequence[Ins
 
 
 def _excess(
-    entries: Entries,
-    last: NDArray[np.int64],
-    left_ns: NDArray[np.int64],
-    waited_ns: tuple[NDArray[np.int64], NDArray[np.int64]],
-    dated: NDArray[np.bool_],
-    earliest: NDArray[np.int64],
-) -> NDArray[np.int64]:
+    entries: Entries, last: Ints, left_ns: Ints, waited_ns: tuple[Ints, Ints], dated: Bools, earliest: Ints
+) -> Ints:
     """How much longer each rank worked before a collective than the others of its group, ns.
 
     From leaving the one before, or from when what it had waited for was there: until when it may have, and

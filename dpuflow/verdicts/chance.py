@@ -20,8 +20,7 @@ from dpuflow.schema.rows import NEVER
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Tail
 
 
@@ -53,7 +52,14 @@ MEAN_IN_SIGMAS = 0.8
 """Mean distance from the middle of a normal distribution, in standard deviations."""
 
 
-def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+def scatter_of_steps(values: Floats) -> float:
+    """One standard deviation, by the steps from one value to the next: a level that changes is no scatter."""
+    if len(values) < 2:
+        return 0.0
+    return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+
+
+def is_habit(amount_ns: Ints, span_ns: int) -> bool:
     """Whether a rank's own lateness (0 where it was not late) came often enough, and to enough.
 
     One or two incidents, however long, make no habit: each unit counts for no more than the third worst.
@@ -61,13 +67,13 @@ def is_habit(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
     return is_material(habit_ns(amount_ns), span_ns)
 
 
-def habit_ns(amount_ns: NDArray[np.int64]) -> int:
+def habit_ns(amount_ns: Ints) -> int:
     """What its own lateness costs a rank's group, each unit counting no more than the third worst."""
     third = np.sort(amount_ns)[-FEWEST] if len(amount_ns) >= FEWEST else 0
     return int(np.minimum(amount_ns, third).sum())
 
 
-def in_rhythm(late: NDArray[np.bool_]) -> bool:
+def in_rhythm(late: Bools) -> bool:
     """Whether late units come at an even distance, one more or one less now and then.
 
     Of independent events few lie as far apart as the middle pair: the distances are geometric. Not where they
@@ -83,7 +89,7 @@ def is_material(amount_ns: int, span_ns: int) -> bool:
     return amount_ns > 0 and amount_ns >= MATERIAL_SHARE * span_ns
 
 
-def is_seldom(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
+def is_seldom(amount_ns: Ints, span_ns: int) -> bool:
     """Whether what a rank costs is incidents, no habit that was seen too shortly.
 
     Of the worst units, without which the others cost nothing to speak of, there are so few that a rank that
@@ -99,7 +105,7 @@ def is_seldom(amount_ns: NDArray[np.int64], span_ns: int) -> bool:
     return float(np.exp(total * np.log(1 - RARELY) + np.r_[0.0, terms]).sum()) < CHANCE_OF_ONE
 
 
-def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> int:
+def usual_excess(excess_ns: Ints, later_ns: Ints) -> int:
     """By how much a rank is late as a rule because it works longer, ns a time; 0 where it does not.
 
     ``excess_ns`` is how much longer than its peers it worked, ``later_ns`` what of it made it late. Whether
@@ -111,7 +117,7 @@ def usual_excess(excess_ns: NDArray[np.int64], later_ns: NDArray[np.int64]) -> i
     return max(round(float(np.median(later_ns))), 0)
 
 
-def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, ranks: int = 1) -> int | None:
+def onset_of(excess_ns: Ints, sigma_ns: float, ranks: int = 1) -> int | None:
     """Where a rank began to work longer: the unit that best parts little from much excess, or None.
 
     The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
@@ -145,13 +151,13 @@ def onset_of(excess_ns: NDArray[np.int64], sigma_ns: float, ranks: int = 1) -> i
     return best if rises else None
 
 
-def _binomial(hits: NDArray[np.bool_]) -> float:
+def _binomial(hits: Bools) -> float:
     """The log-likelihood of a run of independent events at their own rate."""
     rate = np.clip(hits.mean(), 1e-9, 1 - 1e-9)
     return float(hits.sum() * np.log(rate) + (~hits).sum() * np.log(1 - rate))
 
 
-def _scatter(values: NDArray[np.float64]) -> float:
+def _scatter(values: Floats) -> float:
     return float(np.abs(values - np.median(values)).sum())
 
 
@@ -162,16 +168,16 @@ TILTS: Final = 2.0 ** np.arange(-4, 6)
 class Standing(NamedTuple):
     """Per row of Entries; of ranks that are alike ``place`` is 0 on average."""
 
-    place: NDArray[np.float64]  # -1/2: worked shortest of its collective's ranks, 1/2: longest
-    ranks: NDArray[np.int64]  # that are compared there; below 2 nothing is said of the row
+    place: Floats  # -1/2: worked shortest of its collective's ranks, 1/2: longest
+    ranks: Ints  # that are compared there; below 2 nothing is said of the row
 
-    def chance(self, rows: NDArray[np.int64]) -> float:
+    def chance(self, rows: Ints) -> float:
         """How often a rank like all others would stand as high in these rows, or higher."""
         rows = rows[self.ranks[rows] >= 2]
         return _beyond(float(self.place[rows].sum()), self.ranks[rows])
 
 
-def standing_of(collective: NDArray[np.int64], excess_ns: NDArray[np.int64]) -> Standing:
+def standing_of(collective: Ints, excess_ns: Ints) -> Standing:
     """The standing of each row by ``excess_ns`` among those of its collective; NEVER: not compared."""
     place, ranks = np.zeros(len(collective)), np.zeros(len(collective), np.int64)
     known = np.flatnonzero(excess_ns != NEVER)
@@ -192,7 +198,7 @@ def standing_of(collective: NDArray[np.int64], excess_ns: NDArray[np.int64]) -> 
     return Standing(place, ranks)
 
 
-def _beyond(total: float, ranks: NDArray[np.int64]) -> float:
+def _beyond(total: float, ranks: Ints) -> float:
     """The chance that places drawn at random among so many ranks sum up to ``total`` or more.
 
     By the normal distribution, from half a step below: places come in steps.
@@ -212,13 +218,13 @@ often than shorter ones allow (``_occasions``)."""
 class Incidents(NamedTuple):
     """Of one rank's acts; 0 where there is none."""
 
-    open_ns: NDArray[np.int64]  # not explained by as few stalls as there must be: no reason to clear
-    sure_ns: NDArray[np.int64]  # explained by nothing: neither by as many stalls as may be, nor by chance
+    open_ns: Ints  # not explained by as few stalls as there must be: no reason to clear
+    sure_ns: Ints  # explained by nothing: neither by as many stalls as may be, nor by chance
 
 
 def incidents_of(
-    units: Mapping[int, NDArray[np.int64]],
-    amounts_ns: Mapping[int, NDArray[np.int64]],
+    units: Mapping[int, Ints],
+    amounts_ns: Mapping[int, Ints],
     stalls: Tail | None,
     *,
     staged: bool = False,
@@ -256,7 +262,7 @@ def incidents_of(
     return found
 
 
-def _standing_out(unit: NDArray[np.int64], rank: NDArray[np.int64], amount_ns: NDArray[np.int64]) -> set[int]:
+def _standing_out(unit: Ints, rank: Ints, amount_ns: Ints) -> set[int]:
     """The ranks whose incidents are more, or larger, than chance deals out to one of them.
 
     Of ranks that are alike each has any of a unit's amounts as likely as any other, whatever their
@@ -275,7 +281,7 @@ def _standing_out(unit: NDArray[np.int64], rank: NDArray[np.int64], amount_ns: N
         left &= rank != first
 
 
-def _dealt(unit: NDArray[np.int64], mine: NDArray[np.bool_], amount_ns: NDArray[np.int64]) -> float:
+def _dealt(unit: Ints, mine: Bools, amount_ns: Ints) -> float:
     """How often dealing each unit's amounts to its ranks anew gives one of them as much as ``mine``, at most.
 
     Chernoff's bound.
@@ -292,7 +298,7 @@ def _dealt(unit: NDArray[np.int64], mine: NDArray[np.bool_], amount_ns: NDArray[
     return float(np.exp(min(np.log(m).sum() - t * total for m, t in zip(mean, TILTS, strict=True))))
 
 
-def _least_ns(amount_ns: NDArray[np.int64], stalls: Tail, others_ns: NDArray[np.int64] | None) -> float:
+def _least_ns(amount_ns: Ints, stalls: Tail, others_ns: Ints | None) -> float:
     """From which of these amounts on there are more of them than stalls make in as many acts.
 
     At the least, as few of them are seen; or, given the amounts of all ranks (``others_ns``), at the most.
@@ -305,9 +311,7 @@ def _least_ns(amount_ns: NDArray[np.int64], stalls: Tail, others_ns: NDArray[np.
     return float(amounts[sure[0]]) if len(sure) else float("inf")
 
 
-def _occasions(
-    amount_ns: NDArray[np.int64], stalls: Tail, least_ns: NDArray[np.int64]
-) -> NDArray[np.float64]:
+def _occasions(amount_ns: Ints, stalls: Tail, least_ns: Ints) -> Floats:
     """How often hosts stall before a collective for each of ``least_ns`` (ascending) or longer, at the most.
 
     Stalls of shorter lengths would show as often: whatever made the incidents of all ranks (``amount_ns``, 0
@@ -322,7 +326,7 @@ def _occasions(
     return lowest[np.searchsorted(amounts, least_ns, "left")]
 
 
-def _chance(least: NDArray[np.int64], total: int, share: NDArray[np.float64]) -> NDArray[np.float64]:
+def _chance(least: Ints, total: int, share: Floats) -> Floats:
     """Of ``total`` independent events of probability ``share``, the chance of ``least`` or more, at the most.
 
     Chernoff's bound, by the relative entropy of the two shares.

@@ -32,8 +32,7 @@ from dpuflow.verdicts.steps import places_in_steps
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Relative
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import CaptureInfo, Joined, Rows
@@ -72,7 +71,7 @@ class Coverage(NamedTuple):
 
 
 def coverage_of(
-    evidence: Evidence, tied: NDArray[np.bool_], unread: Mapping[int, float], queued: NDArray[np.int64]
+    evidence: Evidence, tied: Bools, unread: Mapping[int, float], queued: Ints
 ) -> dict[int, Coverage]:
     """For each endpoint of ``tied`` rows what was told of it.
 
@@ -110,7 +109,7 @@ def coverage_of(
     return found
 
 
-def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence, place: NDArray[np.int64]) -> NDArray[np.float64]:
+def _hidden_ns(rows: Ints, evidence: Evidence, place: Ints) -> Floats:
     """The largest lateness of one endpoint's ``rows`` that would not show in each; HIDDEN where any would.
 
     What is random in an entry's error is part of the scatter, and evens out; what clocks err by does not.
@@ -131,7 +130,7 @@ def _hidden_ns(rows: NDArray[np.int64], evidence: Evidence, place: NDArray[np.in
     return np.minimum(np.where(shown, scatter, most), float(HIDDEN))
 
 
-def _usual_at_most(excess_ns: NDArray[np.int64]) -> float:
+def _usual_at_most(excess_ns: Ints) -> float:
     """The upper end of the 95 % interval of how much longer a rank usually worked; HIDDEN of too few times.
 
     By the sign test: were it usually longer, so many times would hardly have been below that.
@@ -141,7 +140,7 @@ def _usual_at_most(excess_ns: NDArray[np.int64]) -> float:
     return max(float(np.partition(excess_ns, at - 1)[at - 1]), 0.0) if at <= number else float(HIDDEN)
 
 
-def _detectable_ns(hidden_ns: NDArray[np.float64], total: int, steps: int, worked_ns: int) -> int | None:
+def _detectable_ns(hidden_ns: Floats, total: int, steps: int, worked_ns: int) -> int | None:
     """What shows in at least half of ``total`` collectives, and costs enough to be named; None: nothing."""
     least = max(FEWEST, ceil(HALF * total))
     if least > len(hidden_ns):
@@ -292,9 +291,7 @@ def _clear(told: Coverage | None, cost: float) -> float:
     return MOST * min(seen, max(1.5 - cost, EVEN))
 
 
-def _guilty(
-    late: NDArray[np.int64], reading: NDArray[np.float64], relative: Relative, judgement: Judgement
-) -> float:
+def _guilty(late: Ints, reading: Floats, relative: Relative, judgement: Judgement) -> float:
     """Of who is called late in these rows."""
     exact = relative.bound[late] == EXACT
     bounded = 0.0 if judgement.verdict == "late" else 1 - float(exact.mean())

@@ -17,22 +17,18 @@ from dpuflow.entries.handover import is_gloo
 from dpuflow.results import Edge
 from dpuflow.schedules.graph import first_acts
 from dpuflow.schema.rows import NEVER, Op, Wire
+from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS
+from dpuflow.verdicts.excess import INTERVAL_IN_SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
+    from dpuflow.arrays import Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
-
-    Ints = NDArray[np.int64]
-
-INTERVAL_IN_SIGMAS = 1.96
-"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
-MAD_IN_SIGMAS = 0.6745
-"""Median absolute deviation of a normal distribution, in standard deviations."""
 
 
 class View(NamedTuple):
@@ -208,7 +204,7 @@ def _measured(
 
 def _error_of_median(value: NDArray[np.floating]) -> float:
     """Half of the 95 % interval of a median (of a normal sample: sigma times the root of pi / 2n)."""
-    spread = float(np.median(np.abs(value - np.median(value)))) / MAD_IN_SIGMAS
+    spread = float(np.median(np.abs(value - np.median(value)))) / QUARTER_IN_SIGMAS
     return INTERVAL_IN_SIGMAS * spread * float(np.sqrt(np.pi / 2 / len(value)))
 
 

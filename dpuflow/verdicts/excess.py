@@ -12,16 +12,15 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes, percentiles
-from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others
+from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others, latest_two
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import AT_PLACE, CAUSES, COMPUTE, NONE, UNKNOWN
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS, scatter_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries, Relative, Tail
     from dpuflow.matching import Instance
     from dpuflow.verdicts.causes import Causes
@@ -39,16 +38,16 @@ INTERVAL_IN_SIGMAS = 1.96
 class Charges(NamedTuple):
     """Per row of Entries: whether it is late, and the wait charged to it (rank-nanoseconds)."""
 
-    late: NDArray[np.bool_]
-    last: NDArray[np.bool_]
-    wait_ns: NDArray[np.int64]
-    cost_ns: NDArray[np.float64]  # what that is of each peer's time: the share of a job that a verdict weighs
-    noise_ns: NDArray[np.int64]  # of the row's group: what it takes to be called late
-    error_ns: NDArray[np.int64]  # half-width of a 95 % interval of the row's lateness
-    offset_ns: NDArray[np.float64]  # entry less the median of the other ranks' entries
+    late: Bools
+    last: Bools
+    wait_ns: Ints
+    cost_ns: Floats  # what that is of each peer's time: the share of a job that a verdict weighs
+    noise_ns: Ints  # of the row's group: what it takes to be called late
+    error_ns: Ints  # half-width of a 95 % interval of the row's lateness
+    offset_ns: Floats  # entry less the median of the other ranks' entries
 
 
-def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Charges:
+def charge(entries: Entries, relative: Relative, group: Ints) -> Charges:
     """Mark late and last ranks and charge each collective's wait to its last rank.
 
     ``group`` numbers each collective's group. The last rank is charged, for every other rank whose entry
@@ -71,12 +70,8 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     latest = np.maximum.reduceat(when, entries.offsets[:-1])[entries.collective] if total else when
     when[(entries.rule == Rule.UNSEEN) & (when < latest)] = NEVER
     seen = np.bincount(entries.collective[when != NEVER], minlength=len(count))
-    # The two latest entries of each collective, by sorting within it.
-    order = np.lexsort((when, entries.collective))
-    ends = entries.offsets[1:] - 1
     whole = count >= 2
-    top = order[ends[whole]]
-    second = order[ends[whole] - 1]
+    top, second = (rows[whole] for rows in latest_two(entries, when))
     lead = when[top] - np.where(when[second] == NEVER, when[top], when[second])
     good = (when[second] != NEVER) & (lead > 0) & usable[top]
     last[top[good]] = True
@@ -85,9 +80,7 @@ def charge(entries: Entries, relative: Relative, group: NDArray[np.int64]) -> Ch
     return Charges(late, last, wait, cost, noise, error, offset)
 
 
-def _noise(
-    entries: Entries, relative: Relative, offset: NDArray[np.float64], of_row: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _noise(entries: Entries, relative: Relative, offset: Floats, of_row: Ints) -> tuple[Ints, Ints]:
     """Per row the lateness that its group's own noise explains, and its error, ns.
 
     Noise is the scatter of entries (``sigmas_of``), and at least what a rank's host usually needs to hand
@@ -98,9 +91,7 @@ def _noise(
     return noise, np.maximum(INTERVAL_IN_SIGMAS * sigma, floor).round().astype(np.int64)
 
 
-def sigmas_of(
-    entries: Entries, values: NDArray[np.float64], usable: NDArray[np.bool_], of_row: NDArray[np.int64]
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def sigmas_of(entries: Entries, values: Floats, usable: Bools, of_row: Ints) -> tuple[Floats, Floats]:
     """Per row one standard deviation of its group's noise, and its hosts' usual reaction, ns.
 
     Noise is how much each rank's ``values`` scatter about their own median, on the quieter side (a
@@ -119,7 +110,7 @@ def sigmas_of(
     return sigma, floor
 
 
-def scatter_of(values: NDArray[np.float64]) -> float:
+def scatter_of(values: Floats) -> float:
     """One standard deviation of a rank's ``values`` about their own median.
 
     A fault that sets in halfway, or goes round among few ranks, is no noise, yet parts the values into two
@@ -128,7 +119,7 @@ def scatter_of(values: NDArray[np.float64]) -> float:
     as quartiles do, an onset parts them, and the scatter of neighbours counts.
     """
 
-    def of(part: NDArray[np.float64]) -> float:
+    def of(part: Floats) -> float:
         low, middle, high = percentiles(part, (25, 50, 75))
         return min(middle - low, high - middle) / QUARTER_IN_SIGMAS
 
@@ -138,7 +129,7 @@ def scatter_of(values: NDArray[np.float64]) -> float:
     third = -(-len(values) // 3)
     closest = float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
     if closest / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
-        beside = float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+        beside = scatter_of_steps(values)
         return beside if 2 * beside < whole else whole
     widest = int(np.argmax(np.diff(ordered[third // 2 : -(third // 2)]))) + third // 2 + 1
     return min(whole, max(of(ordered[:widest]), of(ordered[widest:])))
@@ -147,17 +138,17 @@ def scatter_of(values: NDArray[np.float64]) -> float:
 class Own(NamedTuple):
     """Per row of Entries what the rank answers for itself."""
 
-    amount_ns: NDArray[np.int64]  # late of its own doing by this much; 0 within the noise
-    excess_ns: NDArray[np.int64]  # how much longer it worked than its peers; NEVER where not known
-    later_ns: NDArray[np.int64]  # the same, no more than it was late; NEVER where not known
-    sigma_ns: NDArray[np.float64]  # one standard deviation of its group's excess
-    unproved: NDArray[np.bool_]  # nobody knows how late it was: none of it counts
-    most_ns: NDArray[np.int64]  # of those: it worked no longer than its peers by more; NEVER where not known
-    usual: NDArray[np.bool_]  # compared with what peers usually work; how late it was is bounded only
-    at_place: NDArray[np.bool_]  # rows compared with what peers work at the same place of a step
-    unread_ns: NDArray[np.int64]  # late by so much more, if not for messages that nobody read
-    staged: NDArray[np.bool_]  # acts of pipeline stages, compared with like ones (``stages``)
-    design_ns: NDArray[np.float64]  # ... that may take so much longer by design
+    amount_ns: Ints  # late of its own doing by this much; 0 within the noise
+    excess_ns: Ints  # how much longer it worked than its peers; NEVER where not known
+    later_ns: Ints  # the same, no more than it was late; NEVER where not known
+    sigma_ns: Floats  # one standard deviation of its group's excess
+    unproved: Bools  # nobody knows how late it was: none of it counts
+    most_ns: Ints  # of those: it worked no longer than its peers by more; NEVER where not known
+    usual: Bools  # compared with what peers usually work; how late it was is bounded only
+    at_place: Bools  # rows compared with what peers work at the same place of a step
+    unread_ns: Ints  # late by so much more, if not for messages that nobody read
+    staged: Bools  # acts of pipeline stages, compared with like ones (``stages``)
+    design_ns: Floats  # ... that may take so much longer by design
 
 
 def with_stages(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Causes]:
@@ -175,7 +166,7 @@ def with_stages(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Caus
     return own._replace(**new, staged=staged, design_ns=design), causes._replace(cause=cause)
 
 
-def tied_rows(instances: Sequence[Instance], entries: Entries) -> NDArray[np.bool_]:
+def tied_rows(instances: Sequence[Instance], entries: Entries) -> Bools:
     """Rows of collectives that tie ranks together: not of point-to-point transfers."""
     tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
     return tied[entries.collective] if len(instances) else np.zeros(0, bool)
@@ -186,8 +177,8 @@ def own_lateness(
     entries: Entries,
     relative: Relative,
     causes: Causes,
-    group: NDArray[np.int64],
-    excused_ns: NDArray[np.int64] | None = None,
+    group: Ints,
+    excused_ns: Ints,
 ) -> Own:
     """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
 
@@ -207,9 +198,8 @@ def own_lateness(
     told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
     mine = known & (lateness > beyond) & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
     mine &= (2 * excess >= lateness) | (amount > beyond)
-    if excused_ns is not None:
-        amount = np.where(known, np.maximum(amount - excused_ns, 0), amount)
-        mine &= (excused_ns == 0) | (amount > beyond)
+    amount = np.where(known, np.maximum(amount - excused_ns, 0), amount)
+    mine &= (excused_ns == 0) | (amount > beyond)
     # Who waited for an input or an offer was there before, and who sent first may not have been late at all:
     # were these not counted, single incidents would make a habit.
     waited = np.isin(entries.rule, (Rule.AFTER_INPUT, Rule.ANSWER))
@@ -239,8 +229,8 @@ class Evidence(NamedTuple):
     charges: Charges
     causes: Causes
     own: Own
-    group: NDArray[np.int64]  # of each collective
-    step: NDArray[np.int64]  # -1: in none (``find_steps``)
+    group: Ints  # of each collective
+    step: Ints  # -1: in none (``find_steps``)
     worked_ns: int  # how long the job took without stalls (``find_work``)
     stalls: Tail | None = None  # how long hand-overs stall
     by_gpus: bool = (

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import key_numbers
 from dpuflow.entries import (
     among_dated,
     bound_above,
@@ -51,8 +52,7 @@ from dpuflow.verdicts.waits import (
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Bounded, Entries, Relative
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Joined, Rows
@@ -76,7 +76,7 @@ class Inferred(NamedTuple):
     """What the stages came to. Rows are those of ``entries`` where nothing else is said."""
 
     entries: Entries
-    short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
+    short: Bools  # per collective: not all of its ranks were seen
     relative: Relative
     bounded: Bounded  # the same with bounds that claim nothing: for readers
     charges: Charges
@@ -86,7 +86,7 @@ class Inferred(NamedTuple):
     queues: dict[int, Queue]
     groups: list[list[int]]  # endpoints of each group, in order of its first collective
     kinds: list[Kind | None]  # per group
-    group_of: NDArray[np.int64]  # per collective
+    group_of: Ints  # per collective
     steps: list[Steps]
     accounts: list[Account]  # one a job
     tokens: list[Tokens | None]  # per job's steps
@@ -108,24 +108,25 @@ class Read(NamedTuple):
     instances: Sequence[Instance]
     entries: Entries
     dated: Entries  # the same without those that nothing dates
-    short: NDArray[np.bool_]  # per collective: not all of its ranks were seen
+    short: Bools  # per collective: not all of its ranks were seen
     relative: Relative  # among entries that are dated
     groups: list[list[int]]  # endpoints of each, in order of its first collective
-    group_of: NDArray[np.int64]  # per collective
+    group_of: Ints  # per collective
+    kind: Ints  # per collective: its operation, size and group
     steps: list[Steps]
-    step: NDArray[np.int64]  # of each row of Entries; -1: in none
+    step: Ints  # of each row of Entries; -1: in none
 
 
 class Traffic(NamedTuple):
     """What messages tell of the network, and of what goes on beside the collectives."""
 
     links: Links
-    held_up: NDArray[np.bool_]  # of each exchange (``links``)
+    held_up: Bools  # of each exchange (``links``)
     queues: dict[int, Queue]
-    queued: NDArray[np.int64]  # per row of Entries (``queued_ns``)
+    queued: Ints  # per row of Entries (``queued_ns``)
     bulk: list[Bulk]
-    taken: NDArray[np.int64]  # per row (``taken_until``)
-    overlap: Overlap | None
+    taken: Ints  # per row (``taken_until``)
+    overlap: Overlap
 
 
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
@@ -173,7 +174,10 @@ def _read(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     relative = among_dated(entries, relate(entries, short))
     dated = replace(entries, enter_ns=relative.enter_ns)
     steps, step = find_steps(instances, entries, group_of)
-    return Read(joined, exchanges, instances, entries, dated, short, relative, groups, group_of, steps, step)
+    kind = kinds_of(instances, group_of)
+    return Read(
+        joined, exchanges, instances, entries, dated, short, relative, groups, group_of, kind, steps, step
+    )
 
 
 def _traffic(read: Read) -> Traffic:
@@ -189,7 +193,7 @@ def _traffic(read: Read) -> Traffic:
         queued_ns(queues, entries),
         find_bulk(exchanges, instances, entries),
         taken_until(exchanges, instances, entries),
-        find_overlap(kinds_of(instances, read.group_of), read.dated, before, read.group_of, read.step),
+        find_overlap(read.kind, read.dated, before, read.group_of, read.step),
     )
 
 
@@ -200,13 +204,13 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
     unread = unread_until(exchanges, instances, entries)
     left = np.maximum(left_before(dated, kin), taken_before(instances, dated, traffic.taken))
     return Waits(
-        fed_rows(traffic.bulk, entries) if traffic.bulk else None,
+        fed_rows(traffic.bulk, entries),
         left,
         unread,
         kin,
         traffic.overlap,
         traffic.queued,
-        places_in_steps(read.step, entries.endpoint),
+        (read.kind[entries.collective], places_in_steps(read.step, entries.endpoint)),
     )
 
 
@@ -271,21 +275,19 @@ def _accounts(
     judgements: Sequence[Judgement],
 ) -> list[Account]:
     """Where the time of each job's steps went."""
-    overlap = traffic.overlap
     known = Known(
         evidence.causes,
         traffic.held_up,
         np.array([i.op == Op.SEND_RECV for i in read.instances], bool),
-        np.zeros(len(read.step), bool) if overlap is None else overlap.rows,
+        traffic.overlap.rows,
         sooner_ns(judgements, evidence.own),
-        kinds_of(read.instances, read.group_of),
+        read.kind,
         read.group_of,
     )
     return account_for(read.exchanges, read.instances, read.dated, read.steps, pipelines, known)
 
 
-def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], NDArray[np.int64]]:
+def _groups(instances: Sequence[Instance]) -> tuple[list[list[int]], Ints]:
     """Groups in order of their first collective, and each collective's group."""
-    numbers: dict[tuple[int, ...], int] = {}
-    of = [numbers.setdefault(tuple(sorted(i.order)), len(numbers)) for i in instances]
-    return [list(members) for members in numbers], np.array(of, np.int64)
+    members = [tuple(sorted(i.order)) for i in instances]
+    return [list(each) for each in dict.fromkeys(members)], key_numbers(members)

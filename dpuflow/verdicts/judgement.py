@@ -42,8 +42,7 @@ from dpuflow.verdicts.units import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.verdicts.excess import Evidence, Own
 
@@ -62,9 +61,7 @@ class Amount(NamedTuple):
     bound: Literal["exact", "at_least"] | None = None
 
 
-def amount_of(
-    lateness_ns: NDArray[np.int64], lower: NDArray[np.bool_], error_ns: NDArray[np.int64]
-) -> Amount:
+def amount_of(lateness_ns: Ints, lower: Bools, error_ns: Ints) -> Amount:
     """The amount of late entries, ``lower`` where a lower bound is all that is known.
 
     The median is exact where it would move by no more than its error if these had been endlessly late.
@@ -147,9 +144,7 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
     return _beside_the_main(found, own, rows)
 
 
-def _beside_the_main(
-    found: Sequence[Judgement], own: Own, rows: Mapping[int, NDArray[np.int64]]
-) -> list[Judgement]:
+def _beside_the_main(found: Sequence[Judgement], own: Own, rows: Mapping[int, Ints]) -> list[Judgement]:
     """Judgements, where nobody is late by less than an ECHO of what another one is.
 
     What a rank does longer than its peers counts from when it left what was before. That is off by some of
@@ -166,9 +161,7 @@ def _beside_the_main(
     ]
 
 
-def _units(
-    evidence: Evidence, rows: Mapping[int, NDArray[np.int64]]
-) -> tuple[dict[int, Units], NDArray[np.int64]]:
+def _units(evidence: Evidence, rows: Mapping[int, Ints]) -> tuple[dict[int, Units], Ints]:
     """Each endpoint's units, of its ``rows``, less what chance explains; and of each row of Entries its unit,
     numbered over the endpoints of a job."""
     instances, entries = evidence.instances, evidence.entries
@@ -203,7 +196,7 @@ def _with_usual(evidence: Evidence) -> Evidence:
     )
 
 
-def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
+def _main_cause(told: Ints, blamed: bool, partly: bool) -> int:
     """The cause that most late collectives have (``told``: how often each).
 
     Who is blamed was late of its own or its host's doing; who is not was not, whatever single
@@ -218,12 +211,7 @@ def _main_cause(told: NDArray[np.int64], blamed: bool, partly: bool) -> int:
 
 
 def _judge_one(
-    endpoint: int,
-    acts: NDArray[np.int64],
-    rows: NDArray[np.int64],
-    units: Units,
-    evidence: Evidence,
-    world: World,
+    endpoint: int, acts: Ints, rows: Ints, units: Units, evidence: Evidence, world: World
 ) -> Judgement:
     """The judgement of one endpoint, by its ``acts`` and, of these, ``rows`` that tell how late it was."""
     if not len(acts):
@@ -268,9 +256,7 @@ class _Said(NamedTuple):
     usual_ns: dict[int, int]
 
 
-def _persistence_of(
-    endpoint: int, rows: NDArray[np.int64], units: Units, evidence: Evidence, world: World
-) -> _Said:
+def _persistence_of(endpoint: int, rows: Ints, units: Units, evidence: Evidence, world: World) -> _Said:
     """Whether an endpoint is late as a rule, again and again, in turn, or not."""
     charges, own = evidence.charges, evidence.own
     # Who is always a little later than its peers yet never the last costs nobody anything.
@@ -320,9 +306,9 @@ def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: froze
     return out
 
 
-def sooner_ns(judgements: Sequence[Judgement], own: Own) -> NDArray[np.int64]:
+def sooner_ns(judgements: Sequence[Judgement], own: Own) -> Ints:
     """Per row of Entries by how much sooner its rank would have come if it worked like its peers."""
-    sooner: NDArray[np.int64] = own.amount_ns.copy()
+    sooner: Ints = own.amount_ns.copy()
     for judgement in judgements:
         for row, usual in judgement.usual_ns.items():
             if sooner[row] <= 0:

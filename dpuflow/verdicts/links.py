@@ -26,22 +26,20 @@ import numpy as np
 from dpuflow.arrays.ordering import Picked, classes
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import ONE_SIDED, places_of, previous_row
+from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Wire
 from dpuflow.verdicts.chance import is_material
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
 SLOW_FACTOR = 3.0
-"""A link whose messages usually take this many times as long as their like is slow."""
-FEWEST = 8
-"""Messages it takes to speak of a link's pace."""
+"""A link whose messages usually take this many times as long as their like is slow; so is a path of pages."""
 MATHIS = 1.22
 """TCP's rate at a loss rate p: this many segments a round trip over the root of p (Mathis et al., 1997)."""
 
@@ -49,13 +47,13 @@ MATHIS = 1.22
 class Links(NamedTuple):
     """One row per (src, dst) that carried data, as parallel arrays."""
 
-    src: NDArray[np.int64]
-    dst: NDArray[np.int64]
-    pace_ns: NDArray[np.float64]  # time per byte: of a slow link what it sustains, else the median message's
-    stretch: NDArray[np.float64]  # median of the messages' time over that of their like
-    lost_ns: NDArray[np.float64]  # time beyond that of their like, all messages together
-    messages: NDArray[np.int64]
-    slow: NDArray[np.bool_]
+    src: Ints
+    dst: Ints
+    pace_ns: Floats  # time per byte: of a slow link what it sustains, else the median message's
+    stretch: Floats  # median of the messages' time over that of their like
+    lost_ns: Floats  # time beyond that of their like, all messages together
+    messages: Ints
+    slow: Bools
 
 
 def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
@@ -106,7 +104,7 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     return links
 
 
-def _by_link(rows: Rows | Picked, links: Links) -> list[NDArray[np.int64]]:
+def _by_link(rows: Rows | Picked, links: Links) -> list[Ints]:
     """For each link which of ``rows`` it carried."""
     key = rows["src"].astype(np.int64) << 32 | rows["dst"]
     order = np.argsort(key, kind="stable")
@@ -115,13 +113,13 @@ def _by_link(rows: Rows | Picked, links: Links) -> list[NDArray[np.int64]]:
     return [order[a:b] for a, b in zip(start.tolist(), stop.tolist(), strict=True)]
 
 
-def _surely(stretch: NDArray[np.float64]) -> bool:
+def _surely(stretch: Floats) -> bool:
     """Whether the median is beyond SLOW_FACTOR with 95 % confidence: the sign test, by its normal limit."""
     low = len(stretch) / 2 - ONE_SIDED * np.sqrt(len(stretch)) / 2
     return bool(np.sort(stretch)[max(int(low), 0)] >= SLOW_FACTOR)
 
 
-def _usual(took: NDArray[np.int64], kind: NDArray[np.int64], link: NDArray[np.int64]) -> NDArray[np.int64]:
+def _usual(took: Ints, kind: Ints, link: Ints) -> Ints:
     """For each kind of message the time it takes on the middle link, of two on the quicker."""
     both = _classes(kind, link)
     median = _medians(took, both)
@@ -133,7 +131,7 @@ def _usual(took: NDArray[np.int64], kind: NDArray[np.int64], link: NDArray[np.in
     return np.asarray(median[order[starts + (count - 1) // 2]], np.int64)
 
 
-def _held_back(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
+def _held_back(exchanges: Rows, links: Links) -> Bools:
     """Links whose Gloo data leaves far later than it could: it was offered, and its credit had come."""
     known = (exchanges["data_ns"] != NEVER) & (exchanges["retransmitted"] == 0)
     for name in ("offer_ns", "grant_arrived_ns"):
@@ -150,7 +148,7 @@ def _held_back(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
     return measured & (middle > SLOW_FACTOR * np.quantile(most[measured], 0.5, method="lower"))
 
 
-def _weigh(links: Links, row: int, mine: Rows, collective: NDArray[np.int64], trip_ns: float) -> None:
+def _weigh(links: Links, row: int, mine: Rows, collective: Ints, trip_ns: float) -> None:
     """Give a slow link the pace it sustains; not slow after all if its losses alone explain that pace."""
     whole = (mine["data_ns"] != NEVER) & (mine["arrived_end_ns"] != NEVER)
     mine, collective = mine[whole], collective[whole]
@@ -177,7 +175,7 @@ def _round_trip_ns(picked: Rows) -> float:
     return float(np.percentile(_medians(rows["acked_ns"] - rows["data_end_ns"], link), 25))
 
 
-def _sustained_ns(mine: Rows, collective: NDArray[np.int64]) -> float:
+def _sustained_ns(mine: Rows, collective: Ints) -> float:
     """Time per byte within collectives, after the first message of each; in a quick quarter of them."""
     order = np.lexsort((mine["arrived_end_ns"], collective))
     starts = np.flatnonzero(np.r_[True, np.diff(collective[order]) != 0])
@@ -190,7 +188,7 @@ def _sustained_ns(mine: Rows, collective: NDArray[np.int64]) -> float:
     return float(np.percentile(((arrived[ends] - arrived[starts]) / np.maximum(nbytes, 1))[several], 25))
 
 
-def _classes(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.int64]:
+def _classes(first: Ints, second: Ints) -> Ints:
     """Pairs of values, numbered."""
     from dpuflow.kernels import links as kernels
 
@@ -199,7 +197,7 @@ def _classes(first: NDArray[np.int64], second: NDArray[np.int64]) -> NDArray[np.
     return of
 
 
-def _medians(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int64]:
+def _medians(values: Ints, of: Ints) -> Ints:
     """The lower median of each class's values; ``of`` is their class."""
     from dpuflow.kernels import links as kernels
 
@@ -209,15 +207,13 @@ def _medians(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int
     return out
 
 
-def slow_rows(links: Links, entries: Entries) -> NDArray[np.bool_]:
+def slow_rows(links: Links, entries: Entries) -> Bools:
     """Rows of Entries whose endpoint received or sent over a slow link in some collective."""
     touched = np.unique(np.concatenate([links.src[links.slow], links.dst[links.slow]]))
     return np.isin(entries.endpoint, touched)
 
 
-def excused_ns(
-    exchanges: Rows, instances: Sequence[Instance], entries: Entries, held_up: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def excused_ns(exchanges: Rows, instances: Sequence[Instance], entries: Entries, held_up: Bools) -> Ints:
     """Per row of Entries: so long, between its rank's last leave and its entry, messages from or to that rank
     were ``held_up`` (see there). Of that path and that time alone: what is held up later, or between others,
     kept no rank from entering."""
@@ -238,7 +234,7 @@ def excused_ns(
     return out
 
 
-def held_up(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
+def held_up(exchanges: Rows, links: Links) -> Bools:
     """Messages of which packets were sent again, or marked by a queue, and those over slow links."""
     found = np.asarray((exchanges["retransmitted"] > 0) | (exchanges["ecn_marked"] > 0), np.bool_)
     for src, dst in zip(links.src[links.slow].tolist(), links.dst[links.slow].tolist(), strict=True):
@@ -246,9 +242,7 @@ def held_up(exchanges: Rows, links: Links) -> NDArray[np.bool_]:
     return found
 
 
-def held_stretches(
-    exchanges: Rows, at: NDArray[np.int64], held_up: NDArray[np.bool_]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def held_stretches(exchanges: Rows, at: Ints, held_up: Bools) -> tuple[Ints, Ints]:
     """When messages that were ``held_up``, of those in rows ``at``, were under way beyond the usual time for
     a byte of these: stretches from and until, and their rows."""
     known = (exchanges["data_ns"][at] != NEVER) & (exchanges["arrived_end_ns"][at] != NEVER)
@@ -274,7 +268,7 @@ class Queue(NamedTuple):
 
 
 def find_queues(
-    exchanges: Rows, sent_ns: NDArray[np.int64], instances: Sequence[Instance], entries: Entries
+    exchanges: Rows, sent_ns: Ints, instances: Sequence[Instance], entries: Entries
 ) -> dict[int, Queue]:
     """The endpoints whose acknowledgments take far longer than their peers'; ``sent_ns`` of all messages."""
     of = np.full(len(exchanges), -1)
@@ -316,7 +310,7 @@ def find_queues(
     return found
 
 
-def queued_ns(queues: dict[int, Queue], entries: Entries) -> NDArray[np.int64]:
+def queued_ns(queues: dict[int, Queue], entries: Entries) -> Ints:
     """Per row of Entries how long its first message may have waited in its node's queue; 0 where in none."""
     found = np.zeros(len(entries.endpoint), np.int64)
     for endpoint, queue in queues.items():

@@ -16,12 +16,10 @@ from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Floats, Ints
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
-    Ints = NDArray[np.int64]
 
 LEAST: Final = 512
 """Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
@@ -66,12 +64,12 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
     return [way for way, pages in zip(cut_at(rows, first[1:]), large.tolist(), strict=True) if pages]
 
 
-def _medians(values: Rows, first: Ints) -> NDArray[np.float64]:
+def _medians(values: Rows, first: Ints) -> Floats:
     """The median of each run of ``values``; runs begin at ``first``."""
     count = np.diff(np.r_[first, len(values)])
     run = np.repeat(np.arange(len(first)), count)
     ordered = values[order_within(values.astype(np.int64), run)].astype(float)
-    middle: NDArray[np.float64] = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
+    middle: Floats = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
     return middle / 2
 
 

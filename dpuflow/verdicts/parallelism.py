@@ -16,13 +16,13 @@ import numpy as np
 
 from dpuflow.results import Phase
 from dpuflow.schema.rows import Op
+from dpuflow.verdicts.stages import replicas_of
 from dpuflow.verdicts.steps import REPEATS, jobs, own_rows
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -39,7 +39,7 @@ FEWEST_REDUCTIONS = 8
 
 def group_kinds(
     groups: Sequence[Sequence[int]],
-    group_of: NDArray[np.int64],
+    group_of: Ints,
     instances: Sequence[Instance],
     steps: Sequence[Steps],
     pipelines: Sequence[Pipeline],
@@ -64,8 +64,10 @@ def group_kinds(
     for job, mine in within.items():
         if job >= 0:
             kinds.update(_nested(groups, use, mine))
-    for number in _replicas(groups, group_of, instances, pipelines):
-        kinds.setdefault(number, "dp")
+    replicas = replicas_of(pipelines, instances)
+    for number, members in enumerate(groups):
+        if sorted(members) in replicas and _reduces_once(number, members[0], group_of, instances):
+            kinds.setdefault(number, "dp")
     tokens = [each.endpoints for each in decoding]
     # What else goes on: a benchmark of all_to_all has none.
     rest = sum(sum(u.values()) - u[Op.ALL_TO_ALL] - u[Op.BARRIER] for u in use)
@@ -116,55 +118,29 @@ def _crossing(one: Sequence[Sequence[int]], other: Sequence[Sequence[int]]) -> b
     return same and all(len(set(a) & set(b)) <= 1 for a in one for b in other)
 
 
-def _replicas(
-    groups: Sequence[Sequence[int]],
-    group_of: NDArray[np.int64],
-    instances: Sequence[Instance],
-    pipelines: Sequence[Pipeline],
-) -> list[int]:
-    """Groups of one stage of several pipelines that reduce once all microbatches of a step have gone by.
+def _reduces_once(number: int, member: int, group_of: Ints, instances: Sequence[Instance]) -> bool:
+    """Whether a group reduces once all microbatches of a step have gone by at its ``member``.
 
     Tensor parallel ranks of a stage reduce between its transfers, too; replicas in one go a step.
     """
-    places: dict[int, list[tuple[int, int]]] = {}
-    for index, pipeline in enumerate(pipelines):
-        for place, endpoint in enumerate(pipeline.stages):
-            places.setdefault(endpoint, []).append((index, place))
-    found = []
-    for number, members in enumerate(groups):
-        at = [place for member in members for place in places.get(member, ())]
-        distinct = len({index for index, _ in at}) == len(at) == len(members)
-        if not distinct or len(members) < 2 or len({place for _, place in at}) != 1:
-            continue
-        reduces = _reductions(number, members[0], group_of, instances)
-        runs = sum(now and not before for before, now in pairwise([False, *reduces]))
-        if runs >= REPEATS and 2 * runs <= len(reduces) - sum(reduces):
-            found.append(number)
-    return found
-
-
-def _reductions(
-    number: int, member: int, group_of: NDArray[np.int64], instances: Sequence[Instance]
-) -> list[bool]:
-    """In time: reductions of a group (True), and what its ``member`` hands on or is handed (False)."""
-    return [
+    reduces = [
         group == number
         for group, instance in zip(group_of.tolist(), instances, strict=True)
         if group == number or (instance.op == Op.SEND_RECV and member in instance.order)
     ]
+    runs = sum(now and not before for before, now in pairwise([False, *reduces]))
+    return bool(runs >= REPEATS and 2 * runs <= len(reduces) - sum(reduces))
 
 
 class Tokens(NamedTuple):
     """Steps that generate tokens: which of the steps, and those that read a prompt."""
 
     steps: Steps
-    decode: NDArray[np.int64]  # numbers of steps
-    prefill: NDArray[np.int64]
+    decode: Ints  # numbers of steps
+    prefill: Ints
 
 
-def find_tokens(
-    steps: Steps, step: NDArray[np.int64], instances: Sequence[Instance], entries: Entries
-) -> Tokens | None:
+def find_tokens(steps: Steps, step: Ints, instances: Sequence[Instance], entries: Entries) -> Tokens | None:
     """Steps that are tokens: all of their collectives all_reduces of one group and size, an even number.
 
     A step whose all_reduces are at least twice as large as usual reads a prompt: as many tokens at once.

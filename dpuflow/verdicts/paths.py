@@ -22,14 +22,12 @@ from dpuflow.verdicts.receivers import AT_ONCE
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
     from dpuflow.verdicts.pipelines import Pipeline
 
-    Ints = NDArray[np.int64]
     Hop = tuple[int, tuple[int, int], "What"]
     """A row of Entries, what its rank's act followed from (exchanges, -1: none), and what lies between.
 
@@ -71,8 +69,8 @@ class Paths:
         entries: Entries,
         before: Ints,
         pipelines: Sequence[Pipeline],
-        beside: NDArray[np.bool_],
-        wanted: NDArray[np.bool_],
+        beside: Bools,
+        wanted: Bools,
     ) -> None:
         """``before`` as of ``previous_row``, ``beside`` marks ranks that go on beside their collectives."""
         self.entries = entries

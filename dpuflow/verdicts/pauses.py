@@ -18,14 +18,12 @@ from dpuflow.verdicts.chance import FEWEST, is_material
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.entries import Entries
 
-    Ints = NDArray[np.int64]
 
 TWICE: Final = 2
-"""Times what a pause counts for: from there on it is worth telling, as is that of a transfer (``bulk``)."""
+"""Times what is usual: longer pauses are told; who waited as long had waited for a transfer (``bulk``)."""
 USUAL: Final = 95
 """Percentile of steps: what takes longer is not what a step usually takes."""
 TOLD: Final = 3

@@ -24,8 +24,7 @@ from dpuflow.verdicts.steps import REPEATS
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
 
@@ -43,11 +42,11 @@ class Work(NamedTuple):
     ``own_ns`` is NEVER where a send does not tell what was worked for it, ``unit`` -1 outside the steps.
     """
 
-    rows: NDArray[np.int64]  # of Entries: the sender's
-    own_ns: NDArray[np.int64]
-    most_ns: NDArray[np.int64]  # the same at the most, where its receiver may have held it; else NEVER
-    unit: NDArray[np.int64]  # the step each belongs to, else a running number
-    after: NDArray[np.int64]  # row of Entries that it follows from: input or last send; -1: neither
+    rows: Ints  # of Entries: the sender's
+    own_ns: Ints
+    most_ns: Ints  # the same at the most, where its receiver may have held it; else NEVER
+    unit: Ints  # the step each belongs to, else a running number
+    after: Ints  # row of Entries that it follows from: input or last send; -1: neither
 
 
 class Pipeline(NamedTuple):
@@ -66,7 +65,7 @@ class Pipeline(NamedTuple):
 
 
 def find_pipelines(
-    instances: Sequence[Instance], entries: Entries, step: NDArray[np.int64], taken: NDArray[np.int64]
+    instances: Sequence[Instance], entries: Entries, step: Ints, taken: Ints
 ) -> list[Pipeline]:
     """Chains of endpoints that hand data on one to the next. ``step`` as of ``find_steps``, ``taken`` of
     ``taken_until``.
@@ -112,7 +111,7 @@ def _open_ends(stages: Sequence[int], captured: set[int]) -> frozenset[int]:
 class _Edge:
     """The transfers from one stage to another, by the time they were offered."""
 
-    def __init__(self, numbers: list[int], entries: Entries, taken: NDArray[np.int64]) -> None:
+    def __init__(self, numbers: list[int], entries: Entries, taken: Ints) -> None:
         rows = entries.offsets[np.array(numbers)]  # the sender's; the receiver's is the next one
         seen = (entries.enter_ns[rows] != NEVER) & (entries.leave_ns[rows + 1] != NEVER)
         rows = rows[seen]
@@ -125,7 +124,7 @@ class _Edge:
         self.unit = self.unit_of_arrival = np.arange(len(rows))
         self.in_steps = False
 
-    def number(self, flushed_ns: NDArray[np.int64], step: NDArray[np.int64]) -> None:
+    def number(self, flushed_ns: Ints, step: Ints) -> None:
         """Number each transfer's step: by when the pipeline was empty, else as ``step`` says."""
         if len(flushed_ns) >= REPEATS:
             self.unit = np.searchsorted(flushed_ns, self.sent_ns, "left")
@@ -152,7 +151,7 @@ class _Busy:
             total = np.r_[0, np.cumsum(np.maximum(end - begin, 0))]
             self.spans[endpoint] = (begin, total, end)
 
-    def between(self, endpoint: int, start: NDArray[np.int64], end: NDArray[np.int64]) -> NDArray[np.int64]:
+    def between(self, endpoint: int, start: Ints, end: Ints) -> Ints:
         """Nanoseconds within collectives that were entered from ``start`` to ``end``."""
         if endpoint not in self.spans:
             return np.zeros(len(start), np.int64)
@@ -163,9 +162,7 @@ class _Busy:
         return np.asarray(np.maximum(total[last] - total[first] - beyond, 0), np.int64)
 
 
-def _pipeline(
-    chain: list[int], edges: dict[tuple[int, int], _Edge], busy: _Busy, step: NDArray[np.int64]
-) -> Pipeline:
+def _pipeline(chain: list[int], edges: dict[tuple[int, int], _Edge], busy: _Busy, step: Ints) -> Pipeline:
     if _lead(chain[-1], chain[-2], edges) > _lead(chain[0], chain[1], edges):
         chain = chain[::-1]
     forward = [edges.get(pair) for pair in pairwise(chain)]
@@ -191,7 +188,7 @@ def _work(
     out: tuple[_Edge | None, _Edge | None],
     into: tuple[_Edge | None, _Edge | None],
     schedule: Schedule | None,
-    busy: Callable[[NDArray[np.int64], NDArray[np.int64]], NDArray[np.int64]],
+    busy: Callable[[Ints, Ints], Ints],
 ) -> Work | None:
     """What a stage did for each of its sends one way; ``busy`` from one time to another in collectives."""
     book, source = out[way], into[way]
@@ -218,7 +215,7 @@ def _work(
     return Work(book.rows, told, most, number, np.where(known & (within == 0), after, -1))
 
 
-def _last_act(book: _Edge, books: Sequence[_Edge]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _last_act(book: _Edge, books: Sequence[_Edge]) -> tuple[Ints, Ints]:
     """When the stage had last sent on any of ``books`` before each send of ``book``, and what; else NEVER."""
     acts, acted = (np.concatenate(each) for each in ([b.sent_ns for b in books], [b.rows for b in books]))
     order = np.argsort(acts, kind="stable")
@@ -228,8 +225,8 @@ def _last_act(book: _Edge, books: Sequence[_Edge]) -> tuple[NDArray[np.int64], N
 
 
 def _since_input(
-    book: _Edge, source: _Edge, since: NDArray[np.int64], after: NDArray[np.int64], at_end: bool
-) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    book: _Edge, source: _Edge, since: Ints, after: Ints, at_end: bool
+) -> tuple[Ints, Ints, Bools]:
     """The same where a send follows from an input of ``source``, if that came later; and where that is known.
 
     ``at_end``: of an end of the pipeline, whose input is what comes back within the same step.
@@ -254,7 +251,7 @@ def _lead(end: int, inner: int, edges: dict[tuple[int, int], _Edge]) -> float:
     return float(np.mean(sent - np.searchsorted(back.arrived_ns, out.sent_ns, "right")))
 
 
-def _flushes(forward: _Edge | None, backward: _Edge | None) -> NDArray[np.int64]:
+def _flushes(forward: _Edge | None, backward: _Edge | None) -> Ints:
     """When all that the first stage had sent was answered: the pipeline is empty, a step has ended."""
     if forward is None or backward is None:
         return np.zeros(0, np.int64)
@@ -281,7 +278,7 @@ def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:
     return "1f1b" if np.median(waiting) <= max(AHEAD, (np.median(whole) - 1) // 2) else None
 
 
-def _held(book: _Edge, since: NDArray[np.int64]) -> NDArray[np.bool_]:
+def _held(book: _Edge, since: Ints) -> Bools:
     """Sends that left as soon as their receiver allowed it: of these it is not told how long they took.
 
     Of others the credit comes at any time of the work, so few of these are taken for such.
@@ -290,9 +287,7 @@ def _held(book: _Edge, since: NDArray[np.int64]) -> NDArray[np.bool_]:
     return np.asarray((book.credit_ns != NEVER) & soon, np.bool_)
 
 
-def _inputs(
-    source: _Edge, sent: NDArray[np.int64], acted: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _inputs(source: _Edge, sent: Ints, acted: Ints) -> tuple[Ints, Ints]:
     """When the input of each send had arrived (NEVER: before the capture), and which one it is.
 
     The k-th send follows from the k-th input. What a stage holds back (the warm-up of 1F1B) or what

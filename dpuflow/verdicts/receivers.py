@@ -14,19 +14,17 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import against_others, places_of, previous_row
+from dpuflow.entries.inputs import lines_of
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.verdicts.chance import is_material, usual_excess
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
-
-    Ints = NDArray[np.int64]
 
 
 class SlowReceiver(NamedTuple):
@@ -66,7 +64,7 @@ def slow_receivers(
     return found
 
 
-def _late_after(entries: Entries, taken_ns: Ints, known: NDArray[np.bool_]) -> Ints:
+def _late_after(entries: Entries, taken_ns: Ints, known: Bools) -> Ints:
     """Per row by how much its rank came after the others to the collective that it entered next."""
     behind = against_others(entries, entries.enter_ns, entries.enter_ns != NEVER)
     last = previous_row(entries)
@@ -86,7 +84,7 @@ def _waited(exchanges: Rows, instances: Sequence[Instance], entries: Entries, nu
     rows = Picked(exchanges, told)
     known = (rows["grant"] != NONE32) & (rows["grant_arrived_ns"] != NEVER) & (rows["data_ns"] != NEVER)
     rows, of = Picked(exchanges, told[known]), of[known]
-    way = 2 * rows["connection"].astype(np.int64) + (rows["src"] > rows["dst"])
+    way = lines_of(rows)
     order = np.lexsort((rows["order"], way, of))
     rows, of, way = Picked(exchanges, told[known][order]), of[order], way[order]
     same = (np.diff(way) == 0) & (np.diff(of) == 0)
@@ -107,7 +105,7 @@ AT_ONCE: Final = 0.1
 """Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
 
 
-def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
+def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Ints:
     """Per row of Entries when its rank had taken what point-to-point connections brought; NEVER if not told.
 
     A connection takes up its next operation when the GPU has taken all of the one before (proxy.cc,
@@ -121,26 +119,19 @@ def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries
     for number in one_to_one:
         of[instances[number].rows] = number
     rows = np.flatnonzero((of >= 0) & (exchanges["wire"] == Wire.ROCE_WRITE_IMM))
-    way = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
+    way = lines_of(exchanges)
     rows = rows[np.lexsort((exchanges["order"][rows], way[rows]))]
     last, after = rows[:-1], rows[1:]
     ends = (way[last] == way[after]) & (of[last] != of[after])
     last, granted = last[ends], exchanges["grant_ns"][after[ends]]
     known = (granted != NEVER) & (granted >= exchanges["arrived_end_ns"][last])
     last, granted = last[known], granted[known]
-    places = {
-        (int(entries.collective[row]), int(entries.endpoint[row])): row
-        for row in np.flatnonzero(np.isin(entries.collective, one_to_one)).tolist()
-    }
-    dst = exchanges["dst"][last].tolist()
-    at = np.array([places.get(key, -1) for key in zip(of[last].tolist(), dst, strict=True)], np.int64)
+    at = places_of(of[last], exchanges["dst"][last], entries)
     np.maximum.at(found, at[at >= 0], granted[at >= 0])
     return found
 
 
-def taken_before(
-    instances: Sequence[Instance], entries: Entries, taken: NDArray[np.int64]
-) -> NDArray[np.int64]:
+def taken_before(instances: Sequence[Instance], entries: Entries, taken: Ints) -> Ints:
     """Per row when its rank had ``taken`` (``taken_until``) all of the call before, and only then went on to
     work; NEVER where its host may have been what it waited for.
     """
@@ -156,9 +147,7 @@ def taken_before(
     return out
 
 
-def worked_since(
-    since: NDArray[np.int64], taken: NDArray[np.int64], until: NDArray[np.int64], known: NDArray[np.bool_]
-) -> NDArray[np.int64]:
+def worked_since(since: Ints, taken: Ints, until: Ints, known: Bools) -> Ints:
     """From when on ranks worked until they acted: they could ``since``, and had ``taken`` their inputs then.
 
     A GPU that is slow to take what came works from then on, as long as usual. One that acts soon after may

@@ -16,20 +16,18 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import SIGMAS, scatter_of_steps
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.receivers import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.verdicts.pipelines import Pipeline, Work
 
-    Ints = NDArray[np.int64]
 
 UNEQUAL = 0.1
 """How much longer than its peers a stage may work by design, in shares of their work."""
@@ -57,8 +55,8 @@ class Compared(NamedTuple):
     rows: Ints  # of Entries
     excess_ns: Ints  # how much longer the stage worked for it than its peers; NEVER where not known
     amount_ns: Ints  # the same, 0 within the noise, and within what a design explains
-    sigma_ns: NDArray[np.float64]  # one standard deviation of the excess
-    design_ns: NDArray[np.float64]  # so much longer it may work by design; 0 beside replicas
+    sigma_ns: Floats  # one standard deviation of the excess
+    design_ns: Floats  # so much longer it may work by design; 0 beside replicas
 
 
 class _Acts(NamedTuple):
@@ -68,15 +66,15 @@ class _Acts(NamedTuple):
     own_ns: Ints  # how long it worked for each, by several reckonings; NEVER where not known
     like: Ints  # number of what it is compared with: acts of peers that have the same; -1: with none
     unit: Ints  # the step, or the running number of a message
-    share: NDArray[np.float64]  # of each act in that time, where it is that of several
+    share: Floats  # of each act in that time, where it is that of several
 
 
 class _Beside(NamedTuple):
     """One stage beside its peers."""
 
-    known: NDArray[np.bool_]  # which of its acts tell; of these:
-    own_ns: NDArray[np.float64]  # how long it worked
-    beyond_ns: NDArray[np.float64]  # how much longer than its peers for the like
+    known: Bools  # which of its acts tell; of these:
+    own_ns: Floats  # how long it worked
+    beyond_ns: Floats  # how much longer than its peers for the like
     peers: list[float]  # how long each of these usually works
 
 
@@ -96,7 +94,7 @@ def compare_stages(
         beside = [
             _beside(acts, [each for each in family.values() if each is not acts]) for acts in family.values()
         ]
-        sigma = float(np.median([_scatter(each.beyond_ns) for each in beside]))
+        sigma = float(np.median([scatter_of_steps(each.beyond_ns) for each in beside]))
         for (end, acts), told in zip(family.items(), beside, strict=True):
             if end in unjudged:
                 continue
@@ -120,7 +118,7 @@ def _families(
     for work in (work for each in pipelines for row in each.work for work in row if work is not None):
         told = work.own_ns != NEVER
         follows[work.rows[told]] = entries.enter_ns[work.rows[told]] - work.own_ns[told]
-    for ends in _replicas(pipelines, instances):
+    for ends in replicas_of(pipelines, instances):
         replicated |= set(ends)
         ties = np.array([set(ends) <= set(i.order) for i in instances], bool) & ~single
         yield {end: _acts_of(end, ties, single, entries, follows) for end in ends}, True
@@ -151,7 +149,7 @@ def _held(work: Work | None, typical: Sequence[int | None]) -> Work | None:
     return work._replace(own_ns=np.where(short, np.minimum(work.most_ns, usual), work.own_ns))
 
 
-def _replicas(pipelines: Sequence[Pipeline], instances: Sequence[Instance]) -> list[list[int]]:
+def replicas_of(pipelines: Sequence[Pipeline], instances: Sequence[Instance]) -> list[list[int]]:
     """For each stage of pipelines side by side the endpoints that are that stage: a collective ties them."""
     tied = {frozenset(i.order) for i in instances if i.op != Op.SEND_RECV}
     found: dict[tuple[int, int, frozenset[int]], list[int]] = {}
@@ -164,9 +162,7 @@ def _replicas(pipelines: Sequence[Pipeline], instances: Sequence[Instance]) -> l
     return [sorted(peers) for peers in found.values() if len(peers) > 1]
 
 
-def _acts_of(
-    end: int, ties: NDArray[np.bool_], single: NDArray[np.bool_], entries: Entries, follows: Ints
-) -> _Acts:
+def _acts_of(end: int, ties: Bools, single: Bools, entries: Entries, follows: Ints) -> _Acts:
     """What a stage does of its own accord: transfers it sends, and entering the collectives that ``ties``
     marks; like are those that are as many acts after as many of these.
 
@@ -290,13 +286,6 @@ def typical_ns(work: Work | None) -> int | None:
     """What a stage works for one message, in the median; None where nothing tells."""
     told = work.own_ns[work.own_ns != NEVER] if work is not None else np.zeros(0, np.int64)
     return int(np.median(told)) if len(told) else None
-
-
-def _scatter(values: NDArray[np.float64]) -> float:
-    """One standard deviation, by the steps from one act to the next: a level that changes is no scatter."""
-    if len(values) < 2:
-        return 0.0
-    return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
 
 
 def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:

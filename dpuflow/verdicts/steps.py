@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import key_numbers
 from dpuflow.entries import previous_row
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
 
@@ -48,12 +48,10 @@ class Steps(NamedTuple):
     reference: int  # the endpoint whose sequence they were told from
     period: int  # collectives and transfers of ``reference`` in a step
     by_pause: bool  # the steps were told by their pauses: all their collectives are alike
-    ends: NDArray[np.int64]
+    ends: Ints
 
 
-def find_steps(
-    instances: Sequence[Instance], entries: Entries, group: NDArray[np.int64]
-) -> tuple[list[Steps], NDArray[np.int64]]:
+def find_steps(instances: Sequence[Instance], entries: Entries, group: Ints) -> tuple[list[Steps], Ints]:
     """The steps of each job, and for each row of Entries the step of its own endpoint (-1: in none).
 
     A job is what groups connect; one without a repeating pattern has no steps. ``group`` numbers each
@@ -89,7 +87,7 @@ def find_steps(
     return found, step
 
 
-def lengths(steps: Steps, entries: Entries) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def lengths(steps: Steps, entries: Entries) -> tuple[Ints, Ints]:
     """Numbers of the steps whose end, and that of the step before, are known; how long each took, ns."""
     ends_ns = entries.leave_ns[steps.ends]
     known = ends_ns != NEVER
@@ -103,7 +101,7 @@ def jobs(instances: Sequence[Instance]) -> list[list[int]]:
     return sorted(sorted({end for order in orders for end in order}) for orders in groups)
 
 
-def places_in_steps(step: NDArray[np.int64], endpoint: NDArray[np.int64]) -> NDArray[np.int64]:
+def places_in_steps(step: Ints, endpoint: Ints) -> Ints:
     """Each row's place in its endpoint's ``step``, in order of collectives; -1 outside of steps.
 
     The same work comes at the same place of each step.
@@ -117,29 +115,24 @@ def places_in_steps(step: NDArray[np.int64], endpoint: NDArray[np.int64]) -> NDA
     return np.where(step >= 0, place, -1)
 
 
-def own_rows(entries: Entries, endpoint: int) -> NDArray[np.int64]:
+def own_rows(entries: Entries, endpoint: int) -> Ints:
     """Rows of Entries of one endpoint, in the order in which it entered."""
     rows = entries.of[endpoint]
     when = np.where(entries.enter_ns[rows] != NEVER, entries.enter_ns[rows], entries.leave_ns[rows])
     return np.asarray(rows[np.lexsort((entries.collective[rows], when))], np.int64)
 
 
-def _classes(
-    instances: Sequence[Instance], group: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _classes(instances: Sequence[Instance], group: Ints) -> tuple[Ints, Ints]:
     """For each collective what it is: the operation on its group, and the same with its size."""
-    coarse: dict[tuple[object, ...], int] = {}
-    fine: dict[tuple[object, ...], int] = {}
-    out = np.zeros((2, len(instances)), np.int64)
-    for number, instance in enumerate(instances):
-        way = tuple(instance.order) if instance.op == Op.SEND_RECV else instance.root
-        key = (instance.op, int(group[number]), way)
-        out[0, number] = coarse.setdefault(key, len(coarse))
-        out[1, number] = fine.setdefault((*key, instance.size), len(fine))
-    return out[0], out[1]
+    coarse = [
+        (i.op, g, tuple(i.order) if i.op == Op.SEND_RECV else i.root)
+        for i, g in zip(instances, group.tolist(), strict=True)
+    ]
+    fine = ((*key, i.size) for key, i in zip(coarse, instances, strict=True))
+    return key_numbers(coarse), key_numbers(fine)
 
 
-def _pauses(entries: Entries) -> NDArray[np.float64]:
+def _pauses(entries: Entries) -> Floats:
     """Per row the time from its rank's last leaving to its entry: the median over the collective's ranks.
 
     The median, so that one rank's lateness makes no pause. 0 where a rank had not left.
@@ -154,9 +147,7 @@ def _pauses(entries: Entries) -> NDArray[np.float64]:
     return np.repeat(own[middle], count)
 
 
-def _steps_of(
-    classes: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_]
-) -> tuple[int, bool, NDArray[np.int64]] | None:
+def _steps_of(classes: Ints, pause: Floats, tied: Bools) -> tuple[int, bool, Ints] | None:
     """Period, whether pauses told it, and each place's step (-1 outside), for one endpoint's sequence."""
     found = _pattern(classes)
     if found is None:
@@ -183,9 +174,7 @@ def _steps_of(
     return (period, by_pause, numbers) if number + 1 >= REPEATS else None
 
 
-def _steps_between(
-    classes: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_]
-) -> tuple[int, bool, NDArray[np.int64]] | None:
+def _steps_between(classes: Ints, pause: Floats, tied: Bools) -> tuple[int, bool, Ints] | None:
     """The steps of the collectives alone, where transfers between them come in no fixed order.
 
     What comes before a step's collectives, since those of the step before, belongs to it.
@@ -202,9 +191,9 @@ def _steps_between(
     return int(np.median(counts)), by_pause, numbers
 
 
-def _pattern(classes: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]] | None:
+def _pattern(classes: Ints) -> tuple[int, Bools] | None:
     """The period that explains most of a sequence, and the places that follow it."""
-    best: tuple[int, NDArray[np.bool_]] | None = None
+    best: tuple[int, Bools] | None = None
     for period in sorted(_candidates(classes)):
         covered = _covered(classes, period)
         if best is None or covered.sum() > best[1].sum():
@@ -219,7 +208,7 @@ def _pattern(classes: NDArray[np.int64]) -> tuple[int, NDArray[np.bool_]] | None
     return best if bool((held[total >= REPEATS] >= COVERED * total[total >= REPEATS]).all()) else None
 
 
-def _candidates(classes: NDArray[np.int64]) -> set[int]:
+def _candidates(classes: Ints) -> set[int]:
     """Distances at which some operation comes again and again."""
     total = np.bincount(classes)
     found: set[int] = set()
@@ -235,7 +224,7 @@ def _candidates(classes: NDArray[np.int64]) -> set[int]:
     return found
 
 
-def _covered(classes: NDArray[np.int64], period: int) -> NDArray[np.bool_]:
+def _covered(classes: Ints, period: int) -> Bools:
     """Places within stretches that repeat themselves ``period`` later, at least REPEATS times over."""
     out = np.zeros(len(classes), bool)
     same = classes[:-period] == classes[period:]
@@ -246,9 +235,7 @@ def _covered(classes: NDArray[np.int64], period: int) -> NDArray[np.bool_]:
     return out
 
 
-def _phase(
-    places: NDArray[np.int64], pause: NDArray[np.float64], tied: NDArray[np.bool_], period: int
-) -> int:
+def _phase(places: Ints, pause: Floats, tied: Bools, period: int) -> int:
     """Where in the pattern a step begins: after the longest pause.
 
     Among transfers of a pipeline a collective is where its stages meet: there it begins after the
@@ -264,7 +251,7 @@ def _phase(
     return int(np.argmax(np.median(pause[places[:whole]].reshape(-1, period), axis=0)))
 
 
-def _recurring(pause: NDArray[np.float64]) -> tuple[int, int] | None:
+def _recurring(pause: Floats) -> tuple[int, int] | None:
     """The distance at which longer pauses recur, and where the first is; None where none stand out.
 
     Of the pauses at that distance four in five are longer than nine in ten of all others, and pauses in

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import key_numbers
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import (
     CHANCE,
@@ -27,8 +28,7 @@ from dpuflow.verdicts.chance import (
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Ints
     from dpuflow.entries import Entries, Tail
     from dpuflow.matching import Instance
     from dpuflow.verdicts.chance import Standing
@@ -41,22 +41,16 @@ NOTHING: Final = np.zeros(0, np.int64)
 class Units(NamedTuple):
     """One endpoint's sequence of steps, or of collectives where it has no steps."""
 
-    rows: NDArray[np.int64]  # of Entries, in order of time
-    place: NDArray[np.int64]  # of each row in its unit
-    amount_ns: NDArray[np.int64]  # of each unit: late of its own doing by this much; 0 within the noise
-    sure_ns: NDArray[np.int64]  # ... that is no chance (``without_chance``)
-    open_ns: NDArray[np.int64]  # of each unit: with what only messages that nobody read excuse
-    enter_ns: NDArray[np.int64]  # of each row
-    kind: NDArray[np.int64]  # of each row: operation, size and group
+    rows: Ints  # of Entries, in order of time
+    place: Ints  # of each row in its unit
+    amount_ns: Ints  # of each unit: late of its own doing by this much; 0 within the noise
+    sure_ns: Ints  # ... that is no chance (``without_chance``)
+    open_ns: Ints  # of each unit: with what only messages that nobody read excuse
+    enter_ns: Ints  # of each row
+    kind: Ints  # of each row: operation, size and group
 
 
-def units_of(
-    rows: NDArray[np.int64],
-    entries: Entries,
-    own: Own,
-    step: NDArray[np.int64],
-    kind: NDArray[np.int64],
-) -> Units:
+def units_of(rows: Ints, entries: Entries, own: Own, step: Ints, kind: Ints) -> Units:
     """One endpoint's units, given its ``rows``, summed by step.
 
     ``kind`` as of ``kinds_of``. Where most belong to steps, what lies outside (start-up, the end) is no
@@ -86,7 +80,7 @@ def units_of(
 
 
 def without_chance(
-    units: Mapping[int, Units], own: Own, of: NDArray[np.int64], stalls: Tail | None, span_ns: int = 0
+    units: Mapping[int, Units], own: Own, of: Ints, stalls: Tail | None, span_ns: int = 0
 ) -> dict[int, Units]:
     """The same less what chance and stalls explain (``incidents_of``); ``of`` is each row's unit, ``span_ns``
     as there."""
@@ -104,11 +98,9 @@ def without_chance(
     return out
 
 
-def kinds_of(instances: Sequence[Instance], group: NDArray[np.int64]) -> NDArray[np.int64]:
+def kinds_of(instances: Sequence[Instance], group: Ints) -> Ints:
     """Numbers of each collective's operation, size and group."""
-    kinds: dict[tuple[object, ...], int] = {}
-    of = [kinds.setdefault((i.op, i.size, g), len(kinds)) for i, g in zip(instances, group, strict=True)]
-    return np.array(of, np.int64)
+    return key_numbers((i.op, i.size, g) for i, g in zip(instances, group.tolist(), strict=True))
 
 
 @dataclass
@@ -127,7 +119,7 @@ class World:
 
 
 def world_of(
-    units: Mapping[int, Units], standing: Standing, of: NDArray[np.int64], whole_ns: int, worked_ns: int
+    units: Mapping[int, Units], standing: Standing, of: Ints, whole_ns: int, worked_ns: int
 ) -> World:
     """What all ``units`` together are like; ``of`` is the unit of each row of Entries.
 

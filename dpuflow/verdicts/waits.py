@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places
+from dpuflow.arrays.ordering import Latest
 from dpuflow.entries import against_others
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -29,8 +29,7 @@ from dpuflow.verdicts.steps import places_in_steps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from numpy.typing import NDArray
-
+    from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -40,7 +39,7 @@ _NOT_WAITED_FOR: Final = (Wire.TCP_BURST, Wire.ROCE_WRITE, Wire.ROCE_READ)
 """Other programs' streams, and pages that are moved beside the collectives (see ``bulk``)."""
 
 
-def group_before(entries: Entries, group: NDArray[np.int64]) -> NDArray[np.int64]:
+def group_before(entries: Entries, group: Ints) -> Ints:
     """For each row of Entries that of its rank's collective before in the same group, -1 for none.
 
     ``group`` numbers each collective's group.
@@ -56,27 +55,13 @@ def group_before(entries: Entries, group: NDArray[np.int64]) -> NDArray[np.int64
     return found
 
 
-def left_before(entries: Entries, kin: NDArray[np.int64]) -> NDArray[np.int64]:
+def left_before(entries: Entries, kin: Ints) -> Ints:
     """Per row when its rank had left ``kin`` (``group_before``); NEVER where it had not when it entered."""
     until = np.where(kin >= 0, entries.leave_ns[kin], NEVER)
     return np.where(until <= entries.enter_ns, until, NEVER)
 
 
-def left_any(entries: Entries) -> NDArray[np.int64]:
-    """Per row when its rank had last left any collective before it entered, in whatever order it had entered
-    them; NEVER where it had left none. Streams wait for their own last one, and no packet names the stream.
-    """
-    until = np.full(len(entries.endpoint), NEVER)
-    seen = entries.enter_ns != NEVER
-    for each in np.unique(entries.endpoint[seen]).tolist():
-        mine = (rows := entries.of[each])[seen[rows]]
-        left = np.sort(entries.leave_ns[mine])
-        at = np.searchsorted(left, entries.enter_ns[mine]) - 1  # not its own
-        until[mine] = np.where(at >= 0, left[np.maximum(at, 0)], NEVER)
-    return until
-
-
-def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> NDArray[np.int64]:
+def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Ints:
     """Per row of Entries when the last message that no collective was made of was there at its rank, or had
     left it, before it entered; NEVER without one."""
     until = np.full(len(entries.endpoint), NEVER)
@@ -89,17 +74,9 @@ def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entrie
     # Of messages between others nobody here waits.
     ends = np.unique(entries.endpoint)
     rows = rows[np.isin(rows["src"], ends) & np.isin(rows["dst"], ends)]
-    end = np.concatenate([rows["src"], rows["dst"]]).astype(np.int64)
-    when = np.concatenate([rows["data_end_ns"], there_ns(rows)])
-    places = Places(end)
-    for each in np.unique(end).tolist():
-        times = np.sort(when[places[each]])
-        times = times[np.searchsorted(times, NEVER, "right") :]
-        mine = entries.of[each]
-        mine = mine[entries.enter_ns[mine] != NEVER]
-        at = np.searchsorted(times, entries.enter_ns[mine], side="right") - 1
-        until[mine[at >= 0]] = times[at[at >= 0]]
-    return until
+    end = np.concatenate([rows["src"], rows["dst"], [0]]).astype(np.int64)
+    when = np.concatenate([rows["data_end_ns"], there_ns(rows), [NEVER]])
+    return when[Latest(end, when).by(entries.endpoint, entries.enter_ns)]
 
 
 SIGN_TEST: Final = 2.326
@@ -109,11 +86,11 @@ SIGN_TEST: Final = 2.326
 class Overlap(NamedTuple):
     """Per row of Entries."""
 
-    rows: NDArray[np.bool_]  # it keeps to when its rank entered the collective before (``find_overlap``)
-    group: NDArray[np.int64]
-    step: NDArray[np.int64]  # -1: in none
+    rows: Bools  # it keeps to when its rank entered the collective before (``find_overlap``)
+    group: Ints
+    step: Ints  # -1: in none
 
-    def less_carried(self, excess: NDArray[np.int64], entries: Entries) -> NDArray[np.int64]:
+    def less_carried(self, excess: Ints, entries: Entries) -> Ints:
         """How much longer ranks worked (``excess``, NEVER where not known) less what they brought along.
 
         Of groups with such rows: there a rank that was late once in a step may stay so until the step ends,
@@ -132,13 +109,7 @@ class Overlap(NamedTuple):
         return np.asarray(out, np.int64)
 
 
-def find_overlap(
-    kind: NDArray[np.int64],
-    entries: Entries,
-    last: NDArray[np.int64],
-    group: NDArray[np.int64],
-    step: NDArray[np.int64],
-) -> Overlap:
+def find_overlap(kind: Ints, entries: Entries, last: Ints, group: Ints, step: Ints) -> Overlap:
     """Rows that keep to when their ranks entered the collective before, rather than to when they left it.
 
     ``last`` is each row's collective before, the same one for all ranks, else nothing is said. ``kind`` and
@@ -176,7 +147,7 @@ def find_overlap(
     return overlap
 
 
-def _same_before(entries: Entries, last: NDArray[np.int64], known: NDArray[np.bool_]) -> NDArray[np.bool_]:
+def _same_before(entries: Entries, last: Ints, known: Bools) -> Bools:
     """Rows of collectives whose ranks, as far as known, had all been in the same one before."""
     before = np.where(known, entries.collective[last], -1)
     low = np.where(known, before, np.iinfo(np.int64).max)
@@ -184,7 +155,7 @@ def _same_before(entries: Entries, last: NDArray[np.int64], known: NDArray[np.bo
     return np.asarray((least == most)[entries.collective], np.bool_)
 
 
-def _from_median(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.float64]:
+def _from_median(values: Ints, of: Ints) -> Floats:
     """Each value less the median of those of its class."""
     order = np.lexsort((values, of))
     starts = np.flatnonzero(np.r_[True, np.diff(of[order]) != 0])
@@ -199,9 +170,9 @@ def _from_median(values: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np
 class Beside(NamedTuple):
     """Per row of Entries."""
 
-    partly: NDArray[np.bool_]  # of a collective of which not all messages were captured
-    rows: NDArray[np.bool_]  # of these: the rank has no capture of its own
-    lead_ns: NDArray[np.int64]  # such a rank's entry less the median of the others'; NEVER where not known
+    partly: Bools  # of a collective of which not all messages were captured
+    rows: Bools  # of these: the rank has no capture of its own
+    lead_ns: Ints  # such a rank's entry less the median of the others'; NEVER where not known
 
 
 def seen_from_beside(instances: Sequence[Instance], entries: Entries) -> Beside:
