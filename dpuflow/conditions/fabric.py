@@ -24,7 +24,7 @@ ROWS: Final = (
         " wrong with any one of them.",
         ("a larger shard, stage or batch", "a busy host", "a GPU that is throttled"),
         ("operations",),
-        explains=("pipeline_bubble", "p2p_throttling"),
+        explains=("pipeline_bubble", "p2p_throttling", "credit_starvation"),
         commands=("`nvidia-smi -q -d PERFORMANCE,CLOCK`: clocks, and what holds them down",),
     ),
     Condition(

@@ -45,7 +45,8 @@ class Answer(NamedTuple):
 
 
 def answers_of(case: Case) -> list[Answer]:
-    """Answers with enough tokens, one a step. Raises NotJudgedError where tokens do not follow steps."""
+    """Answers with enough tokens, one a step, of which none was lost on its way: that delays those behind it,
+    too. Raises NotJudgedError where tokens do not follow steps."""
     ends = _decode_ends(case)
     requests = case.requests
     usual = float(np.median(np.diff(ends))) if len(ends) > FEWEST else 0.0
@@ -55,10 +56,11 @@ def answers_of(case: Case) -> list[Answer]:
     if gap < usual / 2:
         raise NotJudgedError("more tokens leave than decode steps end: they are not one a step")
     found = []
-    for number in np.flatnonzero(requests.whole & (requests.tokens > FEWEST + 1)).tolist():
+    sound = requests.whole & (requests.again_down == 0)
+    for number in np.flatnonzero(sound & (requests.tokens > FEWEST + 1)).tolist():
         # The first one comes from the prefill.
         times = requests.token_ns[requests.offsets[number] + 1 : requests.offsets[number + 1]]
-        first = int(np.searchsorted(ends, times[0], side="right")) - 1
+        first = steps_of(times, ends, usual)
         own = ends[first : first + len(times)]
         if first < 0 or len(own) < len(times):
             continue
@@ -69,8 +71,23 @@ def answers_of(case: Case) -> list[Answer]:
             )
         )
     if len(found) < FEWEST:
-        raise NotJudgedError("too few answers lie within the decode steps that were captured")
+        raise NotJudgedError("too few answers came without losses within the decode steps that were captured")
     return found
+
+
+def steps_of(times: Ints, ends: Ints, usual: float) -> int:
+    """Which of the steps that end at ``ends`` brings the first of an answer's tokens; -1 for none.
+
+    The last one with which no token leaves before its own step ends: half a ``usual`` step before that, as
+    other ranks end it a little later.
+    """
+    first = int(np.searchsorted(ends, times[0], side="right")) - 1
+    while first >= 0:
+        own = ends[first : first + len(times)]
+        if (times[: len(own)] >= own - usual / 2).all():
+            break
+        first -= 1
+    return first
 
 
 def _decode_ends(case: Case) -> Ints:

@@ -37,6 +37,7 @@ class Rest(NamedTuple):
 
     group: int
     last: int  # the number of that operation among all
+    before: int  # and of the one before it
     finished: int  # how many the group finished
     quiet_ns: int  # for so long nothing may follow, were it to go on
     rows: Ints  # EXCHANGE rows
@@ -121,6 +122,7 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
     return Rest(
         group,
         int(numbers[-1]),
+        int(numbers[-2]),
         len(numbers),
         TWICE * int(np.diff(starts).max()),
         rows,
