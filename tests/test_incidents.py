@@ -29,6 +29,7 @@ def of(condition: str, share: float | None, endpoints: tuple[int, ...] = (0,)) -
         (of("straggler", 0.02), of("credit_starvation", 0.5), ["straggler", "credit_starvation"]),
         (of("straggler", 0.5, (1,)), of("credit_starvation", 0.02), ["straggler", "credit_starvation"]),
         (of("load_skew", 0.02), of("straggler", 0.3), ["load_skew"]),
+        (of("early_completion", 0.1), of("admission_backlog", 0.5), ["early_completion"]),
         (of("session_skew", None), of("admission_backlog", 0.3), ["session_skew"]),
     ],
 )

@@ -121,6 +121,13 @@ def test_of_two_ranks_out_of_step_both_are_named(tmp_path: Path) -> None:
     assert found(tmp_path) == [("desync", ["10.0.0.1", "10.0.0.2"])]
 
 
+def test_two_ranks_may_seem_to_finish_what_they_run_with_unlike_sizes(tmp_path: Path) -> None:
+    """Rank 1 takes three all_to_alls of 1 MiB for the half of one of 6 MiB, and asks for more."""
+    fault = stopped(kind="desync", bytes=6 << 20, rank=0, iteration=4) | {"cluster": {"nodes": 2}}
+    write_case(loop("op: all_to_all, bytes: 1MiB", settings(**fault), iterations=9), str(tmp_path))
+    assert found(tmp_path) == [("desync", ["10.0.0.1", "10.0.0.2"])]
+
+
 @pytest.mark.parametrize("op", ["all_reduce", "all_to_all"])
 def test_an_operation_that_was_never_finished_costs_none_before_it(tmp_path: Path, op: str) -> None:
     """It is a seventh of all messages: too many to be left over, had it not been the last."""

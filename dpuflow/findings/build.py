@@ -155,6 +155,8 @@ _BACK_UP: Final = ("congestion", "slow_link", "head_of_line")
 """What stops those who pass on: the ranks before them then find no credit."""
 _BEHIND: Final = "credit_starvation"
 _PAIR: Final = ("from", "to")
+_OTHER_UNITS: Final = ("load_skew", "early_completion")
+"""Whose costs are no time that ranks or requests lose: transfer of bytes, not work for them; places."""
 TWICE: Final = 2
 """Times: as far as costs are told by different figures."""
 
@@ -186,7 +188,7 @@ def _touches(cause: Finding, effect: Finding) -> bool:
 
 def _costs_enough(cause: Finding, effect: Finding) -> bool:
     """Whether most of what ``effect`` costs may be the doing of ``cause``, which then costs about as much."""
-    if cause.condition == "load_skew":  # what is computed for more bytes is no part of its cost
+    if cause.condition in _OTHER_UNITS:
         return True
     if cause.cost_share is None and effect.condition != _BEHIND:
         return True
