@@ -79,3 +79,14 @@ def test_who_registers_nothing_cannot_do_so_again(job: dict[str, Any]) -> None:
     text = str({"job": job, "faults": [{"kind": "churn", "rank": 3, "us": 1}]})
     with pytest.raises(OptionError, match=r"registered|memory"):
         parse_scenario(text, "test")
+
+
+def test_what_late_credits_cost_is_not_told_where_no_rank_is_dated(tmp_path: Path) -> None:
+    """Of two ranks either waits for the other: its credit was late, or all of the time was work."""
+    job = {"kind": "loop", "iterations": 30, "ops": [{"op": "all_to_all", "bytes": 1 << 20}]}
+    result = played(
+        tmp_path, RING | {"cluster": {"nodes": 2}, "job": job}, {"kind": "churn", "rank": 0, "us": 300}
+    )
+    assert {row.verdict for row in result.lateness} == {"unknown"}
+    found = [(row.condition, row.severity, row.cost_share) for row in result.findings]
+    assert found == [("credit_starvation", "info", None)]

@@ -91,6 +91,15 @@ def test_who_is_missing_over_roce_is_named(tmp_path: Path, nodes: str) -> None:
     assert found(tmp_path, nodes) == [("hang", ["10.0.0.3"])]
 
 
+def test_who_is_missing_among_experts_is_named(tmp_path: Path) -> None:
+    """No two operations have the same sizes: what was begun is known by its connections."""
+    text = json.dumps(
+        {"name": "x", "job": {"kind": "experts", "steps": 8}, **stopped(kind="hang", iteration=6)}
+    )
+    write_case(parse_scenario(text, "x"), str(tmp_path))
+    assert found(tmp_path) == [("hang", ["10.0.0.3"])]
+
+
 def test_captures_that_end_in_mid_operation_over_roce_show_no_hang(tmp_path: Path) -> None:
     write_case(loop(REDUCE, settings(**stopped(kind="hang")), iterations=6), str(tmp_path))
     for file in tmp_path.glob("node*.pcap"):
