@@ -216,6 +216,14 @@ def test_the_side_of_a_bottleneck_is_named(tmp_path: Path) -> None:
     assert "prefill ranks" in finding.advice
 
 
+def test_requests_between_caches_are_no_tokens(tmp_path: Path) -> None:
+    """Sixteen tokens of four layers each, and nothing parts them: no token of 64 layers."""
+    job = {"prefill_us": 8000, "kv_bytes": 8 << 20, "requests": 8, "tokens": 16}
+    result, _ = played(tmp_path, job, cluster={"nodes": 4})
+    assert [f.condition for f in result.findings] == ["kv_transfer_bottleneck"]
+    assert result.decode == []
+
+
 def test_notices_are_not_taken_for_what_a_library_answers(tmp_path: Path) -> None:
     """Whatever a notice's first byte is: answers of UCX need offers that they answer."""
     for seed in range(1, 9):
