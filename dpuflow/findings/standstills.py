@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked
-from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
+from dpuflow.findings.case import SMALL_SHARE, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
 from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence
@@ -122,21 +122,18 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
         return  # told already, with how long its inputs lay there
     senders = sorted(set(rows["src"][mine & soon].tolist()))
     names = [name_of(case.result.endpoints[end]) for end in senders]
-    # A rank whose times nobody knows may have computed all the while, and its peers not waited.
-    unknown = {row.endpoint for row in case.result.lateness if row.verdict == "unknown"}
-    cost = Cost(None, 0.0) if receiver in unknown else case.cost(share, [receiver])
-    waited = f"Steps wait for that {percent(share)} of their time."
     yield starved(
         case,
         [receiver, *senders],
         f"{percent(float(share_of[most]))} of what {listed(names, 4)} sent to"
         f" {name_of(case.result.endpoints[receiver])} left as soon as its credit was there, of the other"
         f" receivers'"
-        f" {percent(float(soon[others].mean()))}: its credits come late."
-        f" {waited if cost.ns is not None else 'For how long steps wait for that is not known.'}",
+        f" {percent(float(soon[others].mean()))}: its credits come late. Steps wait for that"
+        f" {percent(share)} of"
+        " their time.",
         message_evidence(case.captures, case.joined, rows["grant"][mine & soon][:FEWEST].tolist()),
         0.75,
-        cost,
+        case.cost(share, [receiver]),
     )
 
 
