@@ -12,7 +12,7 @@ import dpuflow
 from bench.robustness.records import read_records, write_records
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import Entries, Rule
-from dpuflow.entries.blockers import Blocker, Scene, before_leaving, missing_before, solve
+from dpuflow.entries.blockers import Blocker, Scene, before_leaving, credited, missing_before, solve
 from dpuflow.entries.reactions import Law
 from dpuflow.entries.rows import blank
 from dpuflow.matching import Instance
@@ -64,6 +64,23 @@ def test_the_first_blocker_that_stands_is_the_reason() -> None:
     rule, _ = solve(entries, offer._replace(limit_ns=1_500.0), [credit._replace(limit_ns=np.nan)])
     assert rule.tolist() == [Rule.CREDIT, Rule.FREE_STEP, Rule.ANSWER]  # what no law rejects stands
     assert after.tolist() == [NONE32, NONE32 - 1, NONE32]
+
+
+def test_what_came_later_than_any_hand_over_had_not_waited_for_its_credit() -> None:
+    """Where data streams no reaction is seen, only how long hand-overs take at the most."""
+    enter = [[200 * k + 30, 200 * k + 10, 200 * k + 110] for k in range(12)]
+    entries = ranks_of(enter, [[200 * k + 120] * 3 for k in range(12)])
+    since = np.where(entries.collective > 0, 200 * US * (entries.collective - 1) + 120 * US, NEVER)
+    credit = np.select([entries.endpoint == 0, entries.endpoint == 2], [100 * US, 120 * US], NEVER)
+    world = scene(replace(entries, since_ns=since, credit_ns=credit), [100], [105], None)
+
+    def in_doubt(hand_over_us: float) -> np.ndarray:
+        worst = np.full(len(since), hand_over_us * US)
+        law = world.law._replace(most_ns=np.full(len(since), np.nan), worst_ns=worst)
+        return credited(replace(world, law=law)).rows
+
+    assert (in_doubt(150.0) == ((entries.endpoint == 2) & (since != NEVER))).all()
+    assert not in_doubt(110.0).any()
 
 
 def test_what_follows_other_data_at_once_is_no_first_message_once_packets_are_missing() -> None:

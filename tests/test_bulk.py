@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from synth_worlds import settings
 
 import dpuflow
 from bench import shapes
+from dpuflow.findings.bulk import stood_ns
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
+from dpuflow.schema.rows import EXCHANGE, Wire
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 
@@ -113,6 +117,26 @@ def test_caches_that_nobody_waits_for_are_no_bottleneck(tmp_path: Path) -> None:
     assert not [f for f in result.findings if f.condition == "kv_transfer_bottleneck"]
 
 
+@pytest.mark.parametrize(
+    ("begins_us", "idle_us", "stood_us"),
+    [
+        ([0, 10, 20, 30], 0, 36),  # another flow takes turns with its pages
+        ([0, 10, 20, 30], 15, 21),
+        ([0, 10, 20, 30, 500, 510], 0, 52),  # the next layer is computed meanwhile
+        ([0, 10, 20, 30, 500, 510], 490, 16),
+    ],
+)
+def test_how_long_a_receiver_stood_idle_for_pages(begins_us: list[int], idle_us: int, stood_us: int) -> None:
+    rows = EXCHANGE.zeros(len(begins_us))
+    rows["wire"] = Wire.ROCE_WRITE
+    rows["data_ns"] = np.array(begins_us) * 1000
+    rows["arrived_end_ns"] = rows["data_end_ns"] = rows["data_ns"] + 6_000
+    end = int(rows["arrived_end_ns"][-1])
+    each = SimpleNamespace(rows=np.arange(len(rows)), start_ns=0, end_ns=end, idle_ns=idle_us * 1000)
+    found = stood_ns(SimpleNamespace(exchanges=rows), each)  # type: ignore[arg-type]
+    assert found == stood_us * 1000
+
+
 def test_a_single_decoder_has_transfers_but_no_first_token(tmp_path: Path) -> None:
     result, truth = played(tmp_path, {"prefill": 2, "mode": "read"}, cluster={"nodes": 3})
     assert len(result.transfers) == len(truth) == 12
@@ -190,6 +214,14 @@ def test_the_side_of_a_bottleneck_is_named(tmp_path: Path) -> None:
     (finding,) = [f for f in result.findings if f.condition == "kv_transfer_bottleneck"]
     assert "The sender's side" in finding.summary
     assert "prefill ranks" in finding.advice
+
+
+def test_requests_between_caches_are_no_tokens(tmp_path: Path) -> None:
+    """Sixteen tokens of four layers each, and nothing parts them: no token of 64 layers."""
+    job = {"prefill_us": 8000, "kv_bytes": 8 << 20, "requests": 8, "tokens": 16}
+    result, _ = played(tmp_path, job, cluster={"nodes": 4})
+    assert [f.condition for f in result.findings] == ["kv_transfer_bottleneck"]
+    assert result.decode == []
 
 
 def test_notices_are_not_taken_for_what_a_library_answers(tmp_path: Path) -> None:

@@ -79,3 +79,15 @@ def test_who_registers_nothing_cannot_do_so_again(job: dict[str, Any]) -> None:
     text = str({"job": job, "faults": [{"kind": "churn", "rank": 3, "us": 1}]})
     with pytest.raises(OptionError, match=r"registered|memory"):
         parse_scenario(text, "test")
+
+
+def test_one_of_two_ranks_registers_each_buffer_anew(tmp_path: Path) -> None:
+    """Its credits come as late as its data: all of that is one incident."""
+    job = {"kind": "loop", "iterations": 30, "ops": [{"op": "all_to_all", "bytes": 1 << 20}]}
+    result = played(
+        tmp_path, RING | {"cluster": {"nodes": 2}, "job": job}, {"kind": "churn", "rank": 0, "us": 300}
+    )
+    (finding,) = [row for row in result.findings if row.severity != "info"]
+    assert at_fault(result) == ["10.0.0.1"]
+    assert finding.cost_share == pytest.approx(0.13, rel=0.1)
+    assert {part.condition for part in finding.consists_of} == {"straggler", "credit_starvation"}

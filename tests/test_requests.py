@@ -102,6 +102,13 @@ def test_what_clients_suffer_is_named(
     assert "packet_loss" not in found  # the fabric loses nothing
 
 
+def test_what_losses_delay_is_no_backlog_of_the_front_end(tmp_path: Path) -> None:
+    clients = {"hosts": 6, "sessions": 3, "requests": 5, "think_us": 4000, "tokens": 24}
+    lost = {"kind": "loss", "share": 0.03, "traffic": "to_clients"}
+    result = played(tmp_path, {"prefill_us": 2400, "max_batch": 3}, clients, lost)
+    assert told(result) == {"admission_backlog", "egress_loss"}
+
+
 @pytest.mark.parametrize("balance", ["even", "skewed"])
 def test_front_ends_are_compared_though_nothing_ties_their_clocks(tmp_path: Path, balance: str) -> None:
     """Two replicas that share no packet, each with a front end of its own."""

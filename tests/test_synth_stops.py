@@ -91,6 +91,15 @@ def test_who_is_missing_over_roce_is_named(tmp_path: Path, nodes: str) -> None:
     assert found(tmp_path, nodes) == [("hang", ["10.0.0.3"])]
 
 
+def test_who_is_missing_among_experts_is_named(tmp_path: Path) -> None:
+    """No two operations have the same sizes: what was begun is known by its connections."""
+    text = json.dumps(
+        {"name": "x", "job": {"kind": "experts", "steps": 8}, **stopped(kind="hang", iteration=6)}
+    )
+    write_case(parse_scenario(text, "x"), str(tmp_path))
+    assert found(tmp_path) == [("hang", ["10.0.0.3"])]
+
+
 def test_captures_that_end_in_mid_operation_over_roce_show_no_hang(tmp_path: Path) -> None:
     write_case(loop(REDUCE, settings(**stopped(kind="hang")), iterations=6), str(tmp_path))
     for file in tmp_path.glob("node*.pcap"):
@@ -118,6 +127,13 @@ def test_who_is_out_of_step_over_roce_is_named(
 def test_of_two_ranks_out_of_step_both_are_named(tmp_path: Path) -> None:
     fault = stopped(kind="desync", bytes=4 << 20, rank=1) | {"cluster": {"nodes": 2}}
     write_case(loop(REDUCE, settings(**fault), iterations=6), str(tmp_path))
+    assert found(tmp_path) == [("desync", ["10.0.0.1", "10.0.0.2"])]
+
+
+def test_two_ranks_may_seem_to_finish_what_they_run_with_unlike_sizes(tmp_path: Path) -> None:
+    """Rank 1 takes three all_to_alls of 1 MiB for the half of one of 6 MiB, and asks for more."""
+    fault = stopped(kind="desync", bytes=6 << 20, rank=0, iteration=4) | {"cluster": {"nodes": 2}}
+    write_case(loop("op: all_to_all, bytes: 1MiB", settings(**fault), iterations=9), str(tmp_path))
     assert found(tmp_path) == [("desync", ["10.0.0.1", "10.0.0.2"])]
 
 

@@ -14,9 +14,10 @@ import click
 
 import dpuflow
 from bench.conditions.draw import draw
-from bench.conditions.truth import NEGLIGIBLE, costs, play, waited
+from bench.conditions.truth import costs, play, waited
 
 if TYPE_CHECKING:
+    from bench.conditions.truth import Cost
     from dpuflow.results.tokens import Severity
 
 HEADER = ("condition", "drawn", "found", "above info", "other place", "missed", "invented")
@@ -24,15 +25,17 @@ HEADER = ("condition", "drawn", "found", "above info", "other place", "missed", 
 
 @dataclass
 class Outcome:
-    """What one job has, and what is found: condition, severity, ranks."""
+    """What one job has, and what is found: condition, severity, ranks. ``unsure``: put in, and what it cost
+    may be chance; such a one is neither missed nor invented."""
 
     number: int
     true: dict[str, list[int]]
     found: list[tuple[str, Severity, list[int]]]
     parts: list[str]
     said: list[str]
-    costs: dict[str, float]
+    costs: dict[str, Cost]
     stated: dict[str, float | None]
+    unsure: set[str]
 
 
 def one(number: int) -> Outcome:
@@ -54,10 +57,11 @@ def one(number: int) -> Outcome:
         found.append((each.condition, each.severity, [end for end in ends if end is not None]))
     parts = [part.condition for each in result.findings for part in each.consists_of]
     said = [f"{each.severity} {each.condition}: {each.summary}" for each in result.findings]
-    costly = {name: ends for name, ends in drawn.conditions.items() if true[name] >= NEGLIGIBLE}
+    costly = {name: ends for name, ends in drawn.conditions.items() if true[name].there}
     costly |= by_nature
+    unsure = {name for name, cost in true.items() if cost.unsure}
     stated = {each.condition: each.cost_share for each in result.findings if each.condition in costly}
-    return Outcome(number, costly, found, parts, said, true, stated)
+    return Outcome(number, costly, found, parts, said, true, stated, unsure)
 
 
 @click.command()
@@ -79,8 +83,8 @@ def main(count: int, first: int, jobs: int, cases: bool) -> None:
         print(line)
     for each in outcomes if cases else ():
         names = {name for name, severity, _ in each.found if severity != "info"}
-        if names != set(each.true):
-            had = ", ".join(f"{name} ({100 * share:.1f} %)" for name, share in each.costs.items())
+        if names - each.unsure != set(each.true):
+            had = ", ".join(f"{name} ({100 * cost.share:.1f} %)" for name, cost in each.costs.items())
             print(f"{each.number}: has {had or 'nothing'}")
             for said in each.said:
                 print(f"    {said[:200]}")
@@ -96,8 +100,9 @@ def matrix(outcomes: list[Outcome]) -> list[str]:
     healthy = noisy = incidents = findings = 0
     for each in outcomes:
         above = [(name, ends) for name, severity, ends in each.found if severity != "info"]
-        healthy += not each.true
-        noisy += not each.true and bool(above)
+        sound = not each.true and not each.unsure
+        healthy += sound
+        noisy += sound and bool(above)
         incidents += len(each.true)
         findings += len(above) if each.true else 0
         for name, at in each.true.items():
@@ -106,7 +111,7 @@ def matrix(outcomes: list[Outcome]) -> list[str]:
             found[name] += bool(mine) or name in each.parts
             loud[name] += any(condition == name for condition, _ in above)
             elsewhere[name] += bool(mine) and not any(set(at) & set(ends) for ends in mine)
-        for name in {name for name, _ in above} - set(each.true):
+        for name in {name for name, _ in above} - set(each.true) - each.unsure:
             invented[name] += 1
     rows: list[tuple[str, ...]] = [HEADER]
     for name in sorted(set(drawn) | set(invented)):
@@ -123,15 +128,18 @@ def matrix(outcomes: list[Outcome]) -> list[str]:
     lines.insert(1, "| --- |" + " ---: |" * (len(HEADER) - 1))
     lines.append("")
     off = [
-        abs(share - each.costs[name]) / each.costs[name]
+        abs(share - each.costs[name].share) / each.costs[name].share
         for each in outcomes
         for name, share in each.stated.items()
-        if share is not None and len(each.true) == 1 and each.costs.get(name)
+        if share is not None and len(each.true) == 1 and name in each.costs
     ]
+    told = sum(loud.values()) + sum(invented.values())
     lines.append(
-        f"{len(outcomes)} jobs; {noisy} of {healthy} healthy ones have a finding above info;"
-        f" {findings / max(incidents, 1):.2f} findings above info an incident; the cost stated of {len(off)}"
-        f" single conditions is off by {100 * median(off) if off else 0:.0f} % (median)."
+        f"{len(outcomes)} jobs; found {sum(found.values())} of {incidents} conditions;"
+        f" {sum(loud.values())} of {told} told above info are there; {noisy} of {healthy} healthy jobs have a"
+        f" finding above info; {findings / max(incidents, 1):.2f} findings above info an incident; the cost"
+        f" stated of {len(off)} single conditions is off by {100 * median(off) if off else 0:.0f} % (median)."
+        f" Left out: {sum(len(each.unsure) for each in outcomes)} whose cost may be chance."
     )
     return lines
 

@@ -70,8 +70,8 @@ ROWS: Final = (
         "egress_backlog",
         NORTH_SOUTH,
         "Tokens leave at a slower pace than decode steps end: answers fall behind while steps do not.",
-        "the delays of tokens behind their steps come to a hundredth of the time that answers take, and last"
-        " from token to token (99.9 % confidence).",
+        "in answers that lost nothing, the delays of tokens behind their steps come to a hundredth of the"
+        " time, and last from token to token (99.9 % confidence).",
         f"How far answers fell behind: {_OF_REQUESTS}.",
         "Look at the front end's process: detokenising, serialising, its threads and its socket buffers.",
         ("copies from device to host that are slow (output_bottleneck)", "a front end short of CPU"),
@@ -82,8 +82,8 @@ ROWS: Final = (
         "egress_jitter",
         NORTH_SOUTH,
         "Tokens come unevenly behind the decode steps that bring them.",
-        "what tokens are delayed behind their steps beyond the token before comes to a hundredth of the time"
-        " that answers take.",
+        "in answers that lost nothing, what tokens are delayed behind their steps beyond the token before"
+        " comes to a hundredth of the time.",
         f"What tokens came later behind their steps than the ones before: {_OF_REQUESTS}.",
         "Look at the front end's threads and at batching of writes (Nagle, HTTP chunking).",
         ("a front end short of CPU", "writes that are batched on purpose"),

@@ -24,7 +24,7 @@ ROWS: Final = (
         " wrong with any one of them.",
         ("a larger shard, stage or batch", "a busy host", "a GPU that is throttled"),
         ("operations",),
-        explains=("pipeline_bubble", "p2p_throttling"),
+        explains=("pipeline_bubble", "p2p_throttling", "credit_starvation"),
         commands=("`nvidia-smi -q -d PERFORMANCE,CLOCK`: clocks, and what holds them down",),
     ),
     Condition(
@@ -138,7 +138,8 @@ ROWS: Final = (
         EAST_WEST,
         "Endpoints stand idle while pages come, and go on when these are there (disaggregated inference).",
         "there are three such waits or more, and they come to a hundredth of the time.",
-        "The waits, of the receivers' time.",
+        "The waits from the first page to the last, of the receivers' time; long pauses between pages are the"
+        " sender's own.",
         "Where most of the wait lay before the first page, look at the sender: it still computed, or handed"
         " the cache on late (of a READ also at the receiver, which may have asked late). Between pages: at"
         " who posts them, the sender of a WRITE, the reader of a READ. With pages under way: at the path, if"

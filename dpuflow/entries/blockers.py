@@ -159,8 +159,9 @@ def credited(scene: Scene) -> Credited:
         prompt = gated & (entries.credit_ns <= scene.prompt_ns + scene.packet_ns + scene.way_ns)
     known, worked = entries.since_ns != NEVER, _since_ns(entries)
     room = worked - entries.credit_ns  # from leaving its last collective to the credit
-    # Where no reaction was ever seen (messages that stream), that is all there is to go by.
-    unmeasured = gated & np.isnan(law.most_ns)
+    # Where no reaction was ever seen (messages that stream), that is all there is to go by: but for what came
+    # later than anything that may have waited for no more than a host.
+    unmeasured = gated & np.isnan(law.most_ns) & ~(entries.credit_ns > law.worst_ns)
     # Had it waited for its credit, it would have sent soon after that; so it lay there while the rank worked.
     unheld = known & (FAR_BEYOND * room <= worked)
     least, alone = least_work_ns(entries, gated & ~prompt & (~unmeasured | unheld), scene.of_row)

@@ -28,6 +28,8 @@ BY_CHANCE: Final = 1e-3
 FULL: Final = 0.9
 """Of the most that a port carries in a millisecond: full."""
 MS: Final = 1_000_000
+QUICK: Final = 5
+"""Per cent of tokens that nothing delayed, at the least: what they take is the way out."""
 FEWEST_OF_A_STEP: Final = 2
 """Operations: a layer has two."""
 APART: Final = 4
@@ -35,8 +37,8 @@ APART: Final = 4
 
 
 class Answer(NamedTuple):
-    """One answer whose tokens follow decode steps: by how much each came later behind its step than the first
-    one did, the steps' lengths, and the gaps between its tokens, ns."""
+    """One answer whose tokens follow decode steps: how long after its step each left, the steps' lengths, and
+    the gaps between its tokens, ns."""
 
     server: int
     lag_ns: Floats
@@ -45,7 +47,8 @@ class Answer(NamedTuple):
 
 
 def answers_of(case: Case) -> list[Answer]:
-    """Answers with enough tokens, one a step. Raises NotJudgedError where tokens do not follow steps."""
+    """Answers with enough tokens, one a step, of which none was lost on its way: that delays those behind it,
+    too. Raises NotJudgedError where tokens do not follow steps."""
     ends = _decode_ends(case)
     requests = case.requests
     usual = float(np.median(np.diff(ends))) if len(ends) > FEWEST else 0.0
@@ -55,22 +58,34 @@ def answers_of(case: Case) -> list[Answer]:
     if gap < usual / 2:
         raise NotJudgedError("more tokens leave than decode steps end: they are not one a step")
     found = []
-    for number in np.flatnonzero(requests.whole & (requests.tokens > FEWEST + 1)).tolist():
+    sound = requests.whole & (requests.again_down == 0)
+    for number in np.flatnonzero(sound & (requests.tokens > FEWEST + 1)).tolist():
         # The first one comes from the prefill.
         times = requests.token_ns[requests.offsets[number] + 1 : requests.offsets[number + 1]]
-        first = int(np.searchsorted(ends, times[0], side="right")) - 1
+        first = steps_of(times, ends, usual)
         own = ends[first : first + len(times)]
         if first < 0 or len(own) < len(times):
             continue
-        lag = (times - times[0]) - (own - own[0])
-        found.append(
-            Answer(
-                int(requests.server[number]), lag.astype(float), np.diff(own).astype(float), np.diff(times)
-            )
-        )
+        lag, step = (times - own).astype(float), np.diff(own).astype(float)
+        found.append(Answer(int(requests.server[number]), lag, step, np.diff(times)))
     if len(found) < FEWEST:
-        raise NotJudgedError("too few answers lie within the decode steps that were captured")
+        raise NotJudgedError("too few answers came without losses within the decode steps that were captured")
     return found
+
+
+def steps_of(times: Ints, ends: Ints, usual: float) -> int:
+    """Which of the steps that end at ``ends`` brings the first of an answer's tokens; -1 for none.
+
+    The last one with which no token leaves before its own step ends: half a ``usual`` step before that, as
+    other ranks end it a little later.
+    """
+    first = int(np.searchsorted(ends, times[0], side="right")) - 1
+    while first >= 0:
+        own = ends[first : first + len(times)]
+        if (times[: len(own)] >= own - usual / 2).all():
+            break
+        first -= 1
+    return first
 
 
 def _decode_ends(case: Case) -> Ints:
@@ -128,39 +143,48 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
     every = answers_of(case)
     for server in sorted({each.server for each in every}):
         mine = [each for each in every if each.server == server]
-        open_ns = max(sum(float(each.gap_ns.sum()) for each in mine), 1.0)
+        lasted = max(sum(float(each.gap_ns.sum()) for each in mine), 1.0)
         name = name_of(case.result.endpoints[server])
         times = (int(case.requests.first_ns.min()), int(case.requests.last_ns.max()))
         uneven = sum(float(np.maximum(np.diff(each.lag_ns), 0).sum()) for each in mine) / 2
-        share = min(uneven / open_ns, 1.0)
+        share = min(uneven / lasted, 1.0)
         if share < SMALL_SHARE:
             continue
-        behind = [each.lag_ns - each.lag_ns.min() for each in mine]
-        lost = sum(float(each.mean()) for each in behind)  # as any token, so the last one
+        lags = np.concatenate([each.lag_ns for each in mine])
+        behind = [np.maximum(each.lag_ns - np.percentile(lags, QUICK), 0) for each in mine]
         if _lasting(mine):
             longest = max(float(each.max()) for each in behind)
+            cost = _delayed(case, server, float(np.mean([each[-1] for each in behind])))
             yield make_finding(
                 "egress_backlog",
                 [server],
                 times,
-                Cost(round(lost), min(lost / open_ns, 1.0)),
+                cost,
                 0.85,
                 f"Answers of {name} fall behind the decode steps that produce them, for many tokens in a row:"
-                f" by up to {duration(round(longest))} ({percent(min(lost / open_ns, 1.0))} of their time).",
+                f" by up to {duration(round(longest))} ({percent(cost.share)} of their time).",
             )
             continue
+        # One that waited for something else shifts none.
+        cost = _delayed(case, server, float(np.median([each.mean() for each in behind])))
         spread = np.concatenate([np.abs(each.lag_ns - np.median(each.lag_ns)) for each in mine])
-        lost = len(mine) * float(np.median([each.mean() for each in behind]))  # one that waited shifts none
         tail = float(np.percentile(spread, 90))
         yield make_finding(
             "egress_jitter",
             [server],
             times,
-            Cost(round(lost), min(lost / max(case.requests.open_ns, 1), 1.0)),
+            cost,
             0.8,
             f"Tokens of {name} leave at uneven delays after their decode steps: one in ten is off by"
             f" {duration(round(tail))}, and the gaps between tokens vary by {percent(share)}.",
         )
+
+
+def _delayed(case: Case, server: int, delay_ns: float) -> Cost:
+    """What it takes that each answer of a front end is done so much later."""
+    requests = case.requests
+    lost = delay_ns * int((requests.whole & (requests.server == server)).sum())
+    return Cost(round(lost), min(lost / max(requests.open_ns, 1), 1.0))
 
 
 def _lasting(answers: list[Answer]) -> bool:

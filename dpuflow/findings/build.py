@@ -155,14 +155,19 @@ _BACK_UP: Final = ("congestion", "slow_link", "head_of_line")
 """What stops those who pass on: the ranks before them then find no credit."""
 _BEHIND: Final = "credit_starvation"
 _PAIR: Final = ("from", "to")
+_OTHER_UNITS: Final = ("load_skew", "early_completion")
+"""Whose costs are no time that ranks or requests lose: transfer of bytes, not work for them; places."""
+TWICE: Final = 2
+"""Times: as far as costs are told by different figures."""
 
 
 def _touches(cause: Finding, effect: Finding) -> bool:
     """Whether what ``effect`` is about lies at the endpoints of ``cause``, at the same time."""
+    if not _costs_enough(cause, effect):
+        return False
     if effect.condition == _BEHIND and cause.condition in _BACK_UP:
-        # Who cannot pass on what it has does not take more: the cause of most of that costs as much itself.
-        costs = (effect.cost_share or 0.0) <= 2 * (cause.cost_share or 0.0)
-        return costs and effect.endpoints[0] in cause.endpoints
+        # Who cannot pass on what it has does not take more.
+        return effect.endpoints[0] in cause.endpoints
     here = set(about(cause.condition, cause.endpoints))
     there = set(about(effect.condition, effect.endpoints))
     if cause.condition == "slow_link" and len(cause.endpoints) == len(_PAIR):  # one way, not a port
@@ -179,6 +184,15 @@ def _touches(cause: Finding, effect: Finding) -> bool:
         return True
     begin, end, since, until = (time for time in times if time is not None)
     return begin <= until and since <= end
+
+
+def _costs_enough(cause: Finding, effect: Finding) -> bool:
+    """Whether most of what ``effect`` costs may be the doing of ``cause``, which then costs about as much."""
+    if cause.condition in _OTHER_UNITS:
+        return True
+    if cause.cost_share is None and effect.condition != _BEHIND:
+        return True
+    return (effect.cost_share or 0.0) <= TWICE * (cause.cost_share or 0.0)
 
 
 def judged(case: Case, found: set[str], reasons: dict[str, str]) -> list[Judged]:

@@ -11,11 +11,14 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence
 from dpuflow.findings.losses import FEWEST
 from dpuflow.quantities import name_of
 from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.pages import IDLE, begin_ns, end_ns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -86,6 +89,23 @@ def wait_of(each: Bulk, first_ns: int) -> Wait:
     return Wait(begin - since, span - under_way, under_way, max(first_ns - begin - span, 0))
 
 
+def stood_ns(case: Case, each: Bulk) -> int:
+    """How long the receiver of ``each`` stood idle while it was moved.
+
+    Short pauses between pages belong to that: an engine with few of them under way makes them, or what else
+    its port sends. In long ones the sender had none to move: layers of a prompt that it still computed.
+    """
+    begin, end = begin_ns(case.exchanges, each.rows), end_ns(case.exchanges, each.rows)
+    order = np.argsort(begin, kind="stable")
+    begin, end = begin[order], end[order]
+    until = np.maximum.accumulate(end)[:-1]
+    # As long as a page takes, alone and behind another.
+    usual = float((end - begin).min()) + float(np.median(np.diff(np.sort(end))))
+    quiet = (begin[1:] - until > IDLE * usual) & (begin[1:] > each.idle_ns)
+    paused = begin[1:] - np.maximum(until, each.idle_ns)
+    return max(each.end_ns - max(each.idle_ns, each.start_ns) - int(paused[quiet].sum()), 0)
+
+
 def find_kv_bottlenecks(case: Case) -> Iterator[Finding]:
     """One finding for each way that the network troubles, and one for all others together."""
     ways: dict[tuple[int, int] | None, list[Bulk]] = {}
@@ -97,19 +117,20 @@ def find_kv_bottlenecks(case: Case) -> Iterator[Finding]:
             waits.setdefault(way, []).append(wait_of(each, told.first_token_ns))
     for way, mine in ways.items():
         receivers = sorted({each.dst for each in mine})
-        share = sum(each.exposed_ns for each in mine) / (case.span_ns(receivers) * len(receivers))
-        if len(mine) >= FEWEST and share >= SMALL_SHARE:
-            yield _finding(case, mine, waits[way], share)
+        stood = [stood_ns(case, each) for each in mine]
+        cost = Cost(sum(stood), sum(stood) / (case.span_ns(receivers) * len(receivers)))
+        if len(mine) >= FEWEST and cost.share >= SMALL_SHARE:
+            yield _finding(case, mine, waits[way], stood, cost)
 
 
-def _finding(case: Case, mine: list[Bulk], waits: list[Wait], share: float) -> Finding:
-    """Of transfers with the parts of their waits, which took that ``share`` of the receivers' time."""
+def _finding(case: Case, mine: list[Bulk], waits: list[Wait], stood: list[int], cost: Cost) -> Finding:
+    """Of transfers with the parts of their waits, and for how long their receivers stood idle, ns."""
     from statistics import median
 
     sources, receivers = sorted({each.src for each in mine}), sorted({each.dst for each in mine})
     endpoints, path = case.result.endpoints, mine[0].path
     senders, waiting = (_listed([name_of(endpoints[end]) for end in ends]) for ends in (sources, receivers))
-    exposed_ms = median(each.exposed_ns for each in mine) / 1e6
+    stood_ms = median(stood) / 1e6
     rate = median(8 * each.bytes / max(each.busy_ns, 1) for each in mine)
     parts = {part.name: sum(getattr(wait, part.name) for wait in waits) for part in fields(Wait)}
     because, advice = _why(max(parts, key=parts.__getitem__), mine[0].read, path)
@@ -118,16 +139,16 @@ def _finding(case: Case, mine: list[Bulk], waits: list[Wait], share: float) -> F
     total = max(sum(parts.values()), 1)
     total_ms = sum(parts.values()) / len(mine) / 1e6
     shares = ", ".join(f"{100 * part / total:.0f} % {_WHERE[name]}" for name, part in parts.items())
-    worst = sorted(mine, key=lambda each: -each.exposed_ns)[:SHOWN]
+    worst = sorted(zip(stood, mine, strict=True), key=lambda pair: -pair[0])[:SHOWN]
     return make_finding(
         "kv_transfer_bottleneck",
         [*receivers, *sources],
         (min(each.idle_ns for each in mine), max(each.end_ns for each in mine)),
-        Cost(sum(each.exposed_ns for each in mine), share),
+        cost,
         0.9 if path else 0.8,
         f"{waiting} stood idle {len(mine)} times while pages"
-        f" (likely KV caches) came from {senders}: {exposed_ms:.2f} ms in the"
-        f" median, {100 * share:.1f} % of the time, at {rate:.1f} Gbit/s."
+        f" (likely KV caches) came from {senders}: {stood_ms:.2f} ms in the"
+        f" median, {100 * cost.share:.1f} % of the time, at {rate:.1f} Gbit/s."
         f" Of {total_ms:.2f} ms between two collectives (mean) {shares}. {because}",
         advice=advice,
         alternatives=[
@@ -135,7 +156,7 @@ def _finding(case: Case, mine: list[Bulk], waits: list[Wait], share: float) -> F
             "a transfer engine that keeps too few pages under way",
             *([] if path else ["a link shared with other traffic"]),
         ],
-        evidence=message_evidence(case.captures, case.joined, sorted(each.message for each in worst)),
+        evidence=message_evidence(case.captures, case.joined, sorted(each.message for _, each in worst)),
     )
 
 

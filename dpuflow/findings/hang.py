@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from dpuflow.findings.case import Case
     from dpuflow.findings.out_of_step import Apart
-    from dpuflow.findings.unfinished import Stopped
+    from dpuflow.findings.unfinished import Rest, Stopped
     from dpuflow.results import Analysis, Finding
     from dpuflow.schema.tables import Joined
     from dpuflow.verdicts import Inferred
@@ -39,7 +39,7 @@ def find_hangs(case: Case) -> Iterator[Finding]:
     found = list(_not_whole(case, until))
     if not found:
         stopped = list(find_stopped(case, until))
-        found = [_desync(case, each, apart, until) for each, apart in _out_of_step(case, stopped)]
+        found = [_desync(case, *each, until) for each in _out_of_step(case, stopped)]
         told = [each for each in stopped if each.missing]  # the others may well wait for these
         found = found or [_stopped(case, each, until) for each in told or stopped[:1]]
     yield from found
@@ -65,14 +65,27 @@ def _not_whole(case: Case, until: dict[int, int]) -> Iterator[Finding]:
                 yield _finding(case, last, apart, waiting, until)
 
 
-def _out_of_step(case: Case, stopped: Sequence[Stopped]) -> Iterator[tuple[Stopped, Apart]]:
-    """Parts of the job in which ranks of one group came with other sizes."""
+def _out_of_step(case: Case, stopped: Sequence[Stopped]) -> Iterator[tuple[Stopped, Apart, str]]:
+    """Parts of the job in which ranks of one group came with other sizes; and to what.
+
+    Two ranks may both go on for as long as either has what the other asks for: then their last operation,
+    which looks whole, is the one in which they differ.
+    """
     for each in stopped:
         for rest in each.part:
-            before = case.exchanges[np.sort(case.instances[rest.last].rows)]
-            apart = other_sizes(before, case.exchanges[rest.rows], case.inferred.groups[rest.group])
+            earlier, last = (
+                case.exchanges[np.sort(case.instances[number].rows)] for number in (rest.before, rest.last)
+            )
+            members = case.inferred.groups[rest.group]
+            where = _last_whole(case, rest)
+            alike = case.instances[rest.before].op == case.instances[rest.last].op
+            apart = other_sizes(last, case.exchanges[rest.rows], members)
             if apart is not None:
-                yield each._replace(rest=rest), apart
+                where = f"what follows {where}"
+            elif alike:
+                apart = other_sizes(earlier, last, members)
+            if apart is not None:
+                yield each._replace(rest=rest), apart, where
                 break
 
 
@@ -151,19 +164,18 @@ def _runs(result: Analysis, apart: Apart, op: str, text: str) -> str:
     return summary + (f"{_names(result, apart.others)} {text}" if apart.others else f"in {text}")
 
 
-def _desync(case: Case, stopped: Stopped, apart: Apart, until: dict[int, int]) -> Finding:
-    """Of what was begun with unlike sizes; ``until``: as of ``captured_until``."""
-    text = f"what follows {_last_whole(case, stopped)}"
+def _desync(case: Case, stopped: Stopped, apart: Apart, where: str, until: dict[int, int]) -> Finding:
+    """Of what was begun with unlike sizes, ``where``; ``until``: as of ``captured_until``."""
     return _of_stopped(
         case, stopped, "desync", apart.endpoints, 0.9,
-        f"{_runs(case.result, apart, 'an operation', text)}; nothing follows {_quiet(case, stopped, until)}",
+        f"{_runs(case.result, apart, 'an operation', where)}; nothing follows {_quiet(case, stopped, until)}",
     )  # fmt: skip
 
 
 def _stopped(case: Case, stopped: Stopped, until: dict[int, int]) -> Finding:
     """Of what was begun and is too little to be recognised; ``until``: as of ``captured_until``."""
     result, missing = case.result, stopped.missing
-    before, quiet = _last_whole(case, stopped), _quiet(case, stopped, until)
+    before, quiet = _last_whole(case, stopped.rest), _quiet(case, stopped, until)
     waiting = f"{_names(result, stopped.waiting)} {'waits' if len(stopped.waiting) == 1 else 'wait'}"
     if missing:
         have = "has" if len(missing) == 1 else "have"
@@ -196,9 +208,8 @@ def _of_stopped(
     )
 
 
-def _last_whole(case: Case, stopped: Stopped) -> str:
+def _last_whole(case: Case, rest: Rest) -> str:
     """The last operation that the group finished."""
-    rest = stopped.rest
     members = case.inferred.groups[rest.group]
     return f"{case.instances[rest.last].op.token} number {rest.finished:,} of {len(members)} ranks"
 

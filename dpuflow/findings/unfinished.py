@@ -37,6 +37,7 @@ class Rest(NamedTuple):
 
     group: int
     last: int  # the number of that operation among all
+    before: int  # and of the one before it
     finished: int  # how many the group finished
     quiet_ns: int  # for so long nothing may follow, were it to go on
     rows: Ints  # EXCHANGE rows
@@ -121,6 +122,7 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
     return Rest(
         group,
         int(numbers[-1]),
+        int(numbers[-2]),
         len(numbers),
         TWICE * int(np.diff(starts).max()),
         rows,
@@ -131,17 +133,22 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
 
 
 def _begun(case: Case, rows: Ints, numbers: Sequence[int], lines: Lines) -> int | None:
-    """Of operations ``numbers`` the first that ``rows`` may be the beginning of, by the bytes on each line.
+    """Of operations ``numbers``, the last one first, that which ``rows`` may begin, by bytes on each line.
 
+    Where no two have the same (tokens for experts) the last one, if all who sent now sent over these lines.
     None of them: nobody knows who takes part in it, nor who acts first.
     """
     sent = rows[case.exchanges["data_ns"][rows] != NEVER]
     begun = lines.sizes(sent)
-    for number in numbers:
-        whole = lines.sizes(case.instances[number].rows)
+    wholes = [lines.sizes(case.instances[number].rows) for number in numbers]
+    for number, whole in zip(numbers, wholes, strict=True):
         if all(whole.get(line, [])[: len(own)] == own for line, own in begun.items()):
             return number
-    return None
+    acting = set(case.exchanges["src"][sent].tolist())
+    theirs = case.instances[numbers[0]].rows
+    theirs = theirs[np.isin(case.exchanges["src"][theirs], list(acting))]
+    ragged = all(whole != wholes[0] for whole in wholes[1:])
+    return numbers[0] if acting and ragged and lines.sizes(theirs).keys() == begun.keys() else None
 
 
 class Lines:

@@ -208,9 +208,9 @@ class Served(Session):
     def start(self) -> None:
         """Think, then ask the next."""
         each = self._asked_for[self._next]
-        # No sooner than planned: a step that takes it up would come only then.
-        at = not_paused(self._settings, max(self._engine.now + each.think_ns, each.at_ns))
-        self._engine.at(at, self._ask)
+        # No sooner than planned: a step that takes it up would come only then. One that is planned before
+        # clients pause comes, if a little later: else answers that are open would wait for it meanwhile.
+        self._engine.at(max(self._engine.now + each.think_ns, each.at_ns), self._ask)
 
     def _ask(self) -> None:
         each = self._asked_for[self._next]

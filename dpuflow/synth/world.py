@@ -35,6 +35,7 @@ from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
+    from random import Random
 
     import numpy as np
     from numpy.typing import NDArray
@@ -109,7 +110,7 @@ class _Software:
         self._settings = _settings(scenario)
         timing = Timing.of(scenario.machine)
         self.gpus = [
-            Gpu(rank, port.node, port, engine, timing, stream(scenario.seed, "gpu", rank))
+            Gpu(rank, port.node, port, engine, timing, _noise(scenario, "gpu", rank))
             for rank, port in enumerate(network.ports)
         ]
         self.groups: dict[tuple[int, ...], Communicator] = {}
@@ -220,11 +221,17 @@ def play(scenario: Scenario) -> Played:
     )  # fmt: skip
 
 
+def _noise(scenario: Scenario, *purpose: object) -> Random:
+    """For times that the machine's profile draws."""
+    again = scenario.machine.draw
+    return stream(scenario.seed, *purpose, *([f"draw {again}"] if again else []))
+
+
 def _rules(scenario: Scenario, network: Network) -> Rules:
     """How the scenario's network behaves."""
     machine, cluster, nccl = scenario.machine, scenario.cluster, scenario.nccl
     timing = Timing.of(machine)
-    acks, pace = stream(scenario.seed, "acks"), stream(scenario.seed, "pace")
+    acks, pace = _noise(scenario, "acks"), _noise(scenario, "pace")
     ecn_bytes = (cluster.ecn_kib or 0.0) * 1024
     queue_bytes = cluster.queue_kib * 1024
     return Rules(

@@ -137,7 +137,8 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     pipelines = find_pipelines(instances, read.entries, read.step, traffic.taken)
     evidence, stages = _evidence(read, traffic, pipelines, work.ns)
     bounded, told, judgements = _judgements(read, traffic, evidence, stages)
-    tokens = [find_tokens(each, read.step, instances, read.entries) for each in read.steps]
+    fed = [int(read.entries.collective[each.row]) for each in traffic.bulk if each.waited]
+    tokens = [find_tokens(each, read.step, instances, read.entries, fed) for each in read.steps]
     decoding = [each for each, found in zip(read.steps, tokens, strict=True) if found is not None]
     return Inferred(
         entries=read.entries,

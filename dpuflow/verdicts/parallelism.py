@@ -140,12 +140,19 @@ class Tokens(NamedTuple):
     prefill: Ints
 
 
-def find_tokens(steps: Steps, step: Ints, instances: Sequence[Instance], entries: Entries) -> Tokens | None:
+def find_tokens(
+    steps: Steps,
+    step: Ints,
+    instances: Sequence[Instance],
+    entries: Entries,
+    fed: Sequence[int] = (),
+) -> Tokens | None:
     """Steps that are tokens: all of their collectives all_reduces of one group and size, an even number.
 
     A step whose all_reduces are at least twice as large as usual reads a prompt: as many tokens at once.
     Steps that pause half of their time or more before they begin are no tokens (a training step with
-    equal buckets looks alike, and works forward first).
+    equal buckets looks alike, and works forward first); nor are those that begin when a cache has come, with
+    a collective of ``fed``: these are requests, and nothing parts the tokens of one.
     """
     if not steps.by_pause or steps.period % 2 or steps.period < FEWEST_REDUCTIONS:
         return None
@@ -162,6 +169,8 @@ def find_tokens(steps: Steps, step: Ints, instances: Sequence[Instance], entries
     starts = np.arange(steps.period, len(rows), steps.period)
     paused = (enter[starts] - leave[starts - 1]) / np.maximum(leave[starts] - leave[starts - steps.period], 1)
     if np.median(paused) >= 0.5:
+        return None
+    if np.mean(np.isin(which[:: steps.period], fed)) >= 0.5:
         return None
     usual = float(np.median(sizes[:, 0]))
     long = sizes[:, 0] >= 2 * usual

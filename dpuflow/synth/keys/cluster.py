@@ -166,5 +166,8 @@ class Machine:
         low=0,
     )
     turn_spread: float | None = setting(None, "its spread: sigma of the logarithm", low=0, high=3)
+    draw: int = setting(
+        0, "another one draws all times of this section anew; the job and its faults stay as they are", low=0
+    )
     ack_coalesce: int = setting(1, "messages one ACK may cover if they end before it leaves", low=1, high=64)
     run_ahead: int = setting(8, "operations that the host launches ahead of the GPU", low=1)

@@ -1,0 +1,51 @@
+"""What conditions cost scripted jobs, as far as chance lets it be known; what is told of them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from bench.conditions.__main__ import Outcome, matrix
+from bench.conditions.draw import draw
+from bench.conditions.truth import Cost, lasted, play
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+HEALTHY_HOST = 3050
+
+
+def test_what_chance_may_have_cost_is_neither_there_nor_not() -> None:
+    assert Cost(0.05, 0.01).there
+    assert not Cost(0.05, 0.02).there
+    assert Cost(0.05, 0.02).unsure
+    assert not Cost(0.002, 0.001).unsure
+    assert Cost(0.0, 0.01).unsure
+
+
+def test_another_draw_is_the_same_job_with_other_times(tmp_path: Path) -> None:
+    took = []
+    for number, again in enumerate((0, 0, 1)):
+        scenario = draw(HEALTHY_HOST).scenario
+        scenario["machine"]["draw"] = again
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        play(scenario, str(folder))
+        took.append(lasted(str(folder))[0])
+    assert took[0] == took[1] != took[2]
+    assert abs(took[2] - took[0]) < 0.2 * took[0]
+
+
+def outcome(number: int, true: dict[str, list[int]], told: list[str], unsure: set[str]) -> Outcome:
+    found = [(name, "warning", [0]) for name in told]
+    return Outcome(number, true, found, [], [], {name: Cost(0.1) for name in true}, {}, unsure)
+
+
+def test_what_may_be_chance_counts_neither_as_missed_nor_as_invented() -> None:
+    lines = matrix([
+        outcome(1, {"congestion": [0]}, ["congestion"], set()),
+        outcome(2, {}, ["packet_loss"], {"packet_loss"}),
+        outcome(3, {}, [], {"congestion"}),
+        outcome(4, {}, ["straggler"], set()),
+    ])  # fmt: skip
+    assert lines[2:4] == ["| congestion | 1 | 1 | 1 | 0 | 0 | 0 |", "| straggler | 0 | 0 | 0 | 0 | 0 | 1 |"]
+    assert "1 of 2 told above info are there; 1 of 1 healthy jobs" in lines[-1]
