@@ -163,7 +163,7 @@ def _file(path: Path, compress: bool) -> Iterator[Any]:
     """A file to write into; the same content gives the same bytes."""
     with open(path, "wb") as plain:
         if compress:
-            with GzipFile("", "wb", compresslevel=3, fileobj=plain, mtime=0) as packed:
+            with GzipFile("", "wb", compresslevel=1, fileobj=plain, mtime=0) as packed:
                 yield packed
         else:
             yield plain
