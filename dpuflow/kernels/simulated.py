@@ -244,8 +244,8 @@ def _grants(out: Any, at: Any, count: Any, row: Any, first: Any, tag: Any, messa
     for k in range(count):
         target, room, key = messages[row, _TARGET], messages[row, _ROOM], messages[row, _KEY]
         if first >= 0:
-            told = entries[first + k]
-            target, room, key, tag = told[_L_TARGET], told[_L_ROOM], told[_L_KEY], told[_L_TAG]
+            target, room = entries[first + k, _L_TARGET], entries[first + k, _L_ROOM]
+            key, tag = entries[first + k, _L_KEY], entries[first + k, _L_TAG]
         _put_little(out, at, 8, target)
         _put_little(out, at + layout[1], layout[2], room)
         _put_little(out, at + layout[3], 4, key)
@@ -297,19 +297,22 @@ def _icrc(out: Any, frame: Any, body: Any, own: Any, payload: Any, states: Any) 
 
 
 @inner
-def _ip(out: Any, frame: Any, packets: Any, i: Any, head: Any, size: Any) -> None:
-    """What may change on the way in the IPv4 header, its checksum (RFC 1071); ``size``: its total length."""
-    traffic = np.int64(head[IP_AT + 1])
+def _ip(out: Any, frame: Any, packets: Any, i: Any, heads: Any, head: Any, size: Any) -> None:
+    """What may change on the way in the IPv4 header, and its checksum (RFC 1071).
+
+    ``heads[head:]``: the header as it is the same in all; ``size``: its total length.
+    """
+    traffic = np.int64(heads[head + 1])
     if packets[i, _CODE] == wire.CNP_OPCODE:
         traffic = CNP_CLASS
     elif packets[i, _MARKED] and packets[i, _RECEIVED] == 1 and packets[i, _BACK] == 0:
         traffic |= CE
     at = frame + IP_AT
-    out[at + 1], out[at + 8] = traffic, head[IP_AT + 8]
+    out[at + 1], out[at + 8] = traffic, heads[head + 8]
     total = 0x4500 + traffic + size + (packets[i, _IDENTITY] & 0xFFFF)
     for k in range(6, 20, 2):
         if k != 10:
-            total += np.int64(head[IP_AT + k]) << 8 | np.int64(head[IP_AT + k + 1])
+            total += np.int64(heads[head + k]) << 8 | np.int64(heads[head + k + 1])
     total = (total & 0xFFFF) + (total >> 16)
     total = (total & 0xFFFF) + (total >> 16)
     _put(out, at + 10, 2, ~total & 0xFFFF)
@@ -319,7 +322,7 @@ def _ip(out: Any, frame: Any, packets: Any, i: Any, head: Any, size: Any) -> Non
     void(
         *(i8[:, ::1], i8[::1], i8[::1], i8[::1]),
         *(i8[:, ::1], i8[::1], i8[:, ::1]),
-        *(u1[:, :, ::1], i8[::1], i8[::1], u1[::1], i8[::1], u1[::1]),
+        *(u1[::1], i8[::1], i8[::1], u1[::1], i8[::1], u1[::1]),
     )
 )
 def write_records(
@@ -333,7 +336,7 @@ def write_records(
     first HEAD bytes, with what is the same in all. ``tags``: by flow that of its entries. ``layout``:
     of an entry size, places and widths (``Framer``). ``pool``: what payloads are made of, and its ``states``.
     """
-    flows, record = len(heads) // 2, 0
+    flows, record = len(heads) // (4 * HEAD), 0
     for i in range(len(packets)):
         put32(out, record, stamps[i] // 1_000_000_000)
         put32(out, record + 4, stamps[i] % 1_000_000_000)
@@ -345,9 +348,9 @@ def write_records(
         if code >= table.DATA_CODE:
             continue
         way = packets[i, _P_FLOW] + flows * packets[i, _BACK]
-        head = heads[way, 1 if packets[i, _RECEIVED] == 1 else 0]
+        head = HEAD * (2 * way + (packets[i, _RECEIVED] == 1))
         for k in range(0, EXTENDED_AT, 8):
-            put64(out, frame + k, le64(head, k))
+            put64(out, frame + k, le64(heads, head + k))
         pad = -payload & 3
         length = OVERHEAD[code] + payload + pad
         _put(out, frame + UDP_AT + 4, 2, length - UDP_AT)
@@ -371,4 +374,4 @@ def write_records(
             _put_little(out, end, 4, _icrc(out, frame, body, own, payload, states))
             out[frame + UDP_AT + 6] = out[frame + UDP_AT + 7] = 0
         out[frame + BTH_AT + 4] = 0x40 if code == wire.CNP_OPCODE else 0  # BECN
-        _ip(out, frame, packets, i, head, length - IP_AT)
+        _ip(out, frame, packets, i, heads, head + IP_AT, length - IP_AT)

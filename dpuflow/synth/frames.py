@@ -100,7 +100,7 @@ class Framer:
             put(head, UDP_AT + 2, 2, wire.ROCE_V2_PORT)
             put(head, BTH_AT + 2, 2, 0xFFFF)  # default partition
             put(head, BTH_AT + 5, 3, self._pairs)
-        return heads
+        return heads.reshape(-1)
 
     def records(self, packets: Packets, stamps: NDArray[np.int64], truncate: int) -> Bytes:
         """Pcap records of the packets; frames longer than ``truncate`` (0: none) were cut to that before."""
