@@ -37,16 +37,25 @@ def analyze(
     ranks: Mapping[str, Place] | None = None,
     names: Mapping[str, str] | None = None,
     threads: int | None = None,
+    workers: int = 1,
     progress: Progress | None = None,
 ) -> Analysis:
     """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own; a file is one.
 
     ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs, ``names`` to
-    hosts' names; ``threads`` None takes as many as the machine has cores. Raises CaptureError, FormatError,
-    OptionError and MissingError.
+    hosts' names; ``threads`` None takes as many as the machine has cores; with more ``workers`` than one
+    captures are read by so many processes instead. Raises CaptureError, FormatError, OptionError and
+    MissingError.
     """
     return analyze_marked(
-        vantages, clock=clock, ranks=ranks, names=names, threads=threads, progress=progress, marked=False
+        vantages,
+        clock=clock,
+        ranks=ranks,
+        names=names,
+        threads=threads,
+        workers=workers,
+        progress=progress,
+        marked=False,
     )[0]
 
 
@@ -57,6 +66,7 @@ def analyze_marked(
     ranks: Mapping[str, Place] | None = None,
     names: Mapping[str, str] | None = None,
     threads: int | None = None,
+    workers: int = 1,
     progress: Progress | None = None,
     marked: bool = True,
     messages: bool = False,
@@ -71,12 +81,19 @@ def analyze_marked(
     if not chosen:
         raise OptionError("name at least one vantage point: there is nothing to analyse")
 
-    captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
+    left_out: list[str] = []
+    if min(workers, len(chosen)) > 1:
+        from dpuflow.keeping import read_by_workers
+
+        captures, left_out = read_by_workers(chosen, workers, progress)
+    else:
+        captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
     _refuse_other_links([tables.info for tables in captures])
     worked = analyze_tables(
         captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked,
         messages=messages,
     )  # fmt: skip
+    worked.analysis.limits += left_out
     return worked.analysis, worked.marks
 
 

@@ -26,6 +26,10 @@ class CaptureError(DpuflowError):
         super().__init__(f"{file}: {reason} at byte {offset}")
         self.file, self.offset, self.reason = file, offset, reason
 
+    def __reduce__(self) -> tuple[type[CaptureError], tuple[str, int, str]]:
+        """From one process to another."""
+        return type(self), (self.file, self.offset, self.reason)
+
 
 class FormatError(DpuflowError):
     """A file of a kind that dpuflow does not read."""
@@ -33,6 +37,10 @@ class FormatError(DpuflowError):
     def __init__(self, file: str, reason: str) -> None:
         super().__init__(f"{file}: {reason}")
         self.file, self.reason = file, reason
+
+    def __reduce__(self) -> tuple[type[FormatError], tuple[str, str]]:
+        """From one process to another."""
+        return type(self), (self.file, self.reason)
 
 
 class OptionError(DpuflowError):

@@ -1,7 +1,8 @@
-"""Captures in, one column file each out: a folder that is analysed as the captures are, in less time.
+"""Captures in, one column file each out, a process a capture: to be analysed at once, or a folder to keep.
 
-A process a capture. A file says which captures it was made of, by their names, sizes and times of change:
-what is there already, whole and of the same captures, is left as it is, so that after a failure it goes on.
+Such a folder is analysed as the captures are, in less time. A file says which captures it was made of, by
+their names, sizes and times of change: what is there already, whole and of the same captures, is left as it
+is, so that after a failure it goes on.
 """
 
 from __future__ import annotations
@@ -9,14 +10,20 @@ from __future__ import annotations
 import os
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, closing
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.errors import CaptureError, DpuflowError, FormatError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Generator, Iterator, Sequence
+    from typing import TypeVar
 
-    from dpuflow.schema.tables import Vantage
+    from dpuflow.schema.tables import CaptureTables, Vantage
+
+    Told = TypeVar("Told")
+    Progress = Callable[[str, int, int], None]
 
 SUFFIX: Final = ".dpuflow"
 
@@ -48,15 +55,87 @@ def keep_captures(vantages: Sequence[Vantage], folder: str, workers: int = 1) ->
     if min(workers, len(jobs)) <= 1:
         yield from (_keep(*job) for job in jobs)
         return
+    for told, (vantage, file) in zip(in_processes(_keep, jobs, workers), jobs, strict=True):
+        yield told or Kept(vantage.name, file, error=f"{vantage.name}: {KILLED}")
+
+
+def read_by_workers(
+    vantages: Sequence[Vantage], workers: int, progress: Progress | None = None
+) -> tuple[list[CaptureTables], list[str]]:
+    """All vantage points, each read by one of ``workers`` processes; sentences on those that are left out.
+
+    What passes from process to process are column files. Left out is a vantage point whose process was
+    killed, and another one's as well. Standard input is read here. Raises what ``ingest`` does.
+    """
+    from dpuflow.ingest import ingest
+    from dpuflow.store.columns import load_tables
+
+    found: list[CaptureTables] = []
+    left_out: list[str] = []
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory(prefix="dpuflow-"))
+        files = [os.path.join(folder, f"{number}{SUFFIX}") for number in range(len(vantages))]
+        apart = [job for job in zip(vantages, files, strict=True) if "-" not in job[0].files]
+        done = stack.enter_context(closing(in_processes(_reduce, apart, workers)))
+        for number, (vantage, file) in enumerate(zip(vantages, files, strict=True)):
+            if "-" in vantage.files:
+                found.append(ingest(list(vantage.files), vantage.name, len(found)))
+            elif next(done):
+                found.append(load_tables(file))
+                found[-1].info.id = len(found) - 1
+                os.unlink(file)
+            else:
+                left_out.append(f"{vantage.name} ({', '.join(vantage.files)}) is left out: {KILLED}.")
+            if progress is not None:
+                progress("reading", number + 1, len(vantages))
+    if not found:
+        raise DpuflowError(left_out[0].rstrip("."))
+    return found, left_out
+
+
+KILLED: Final = "the process that read it was killed, and so was a second one (is there too little memory?)"
+
+
+def in_processes(
+    call: Callable[..., Told], jobs: Sequence[tuple[object, ...]], workers: int
+) -> Generator[Told | None]:
+    """What ``call`` gives for each of ``jobs``, in their order, in ``workers`` processes.
+
+    One that is killed takes the others down, too: what was under way is done again, each by itself. None for
+    those whose process is killed then. Raises what ``call`` raises.
+    """
     from multiprocessing import get_context
 
-    with ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn"), _die_of_interrupts) as pool:
-        asked = [(pool.submit(_keep, *job), *job) for job in jobs]
-        for told, vantage, file in asked:
-            try:
-                yield told.result()
-            except BrokenProcessPool:
-                yield Kept(vantage.name, file, error=f"{vantage.name}: its process was killed")
+    def pool(size: int) -> ProcessPoolExecutor:
+        return ProcessPoolExecutor(size, get_context("spawn"), _die_of_interrupts)
+
+    if not jobs:
+        return
+    with pool(min(workers, len(jobs))) as several:
+        asked = [several.submit(call, *job) for job in jobs]
+        try:
+            for told, job in zip(asked, jobs, strict=True):
+                try:
+                    yield told.result()
+                except (BrokenProcessPool, MemoryError):
+                    with pool(1) as alone:
+                        try:
+                            again = alone.submit(call, *job).result()
+                        except (BrokenProcessPool, MemoryError):
+                            again = None
+                    yield again
+        except BaseException:
+            several.shutdown(cancel_futures=True)
+            raise
+
+
+def _reduce(vantage: Vantage, file: str) -> bool:
+    """Read one vantage point into a column file."""
+    from dpuflow.ingest import ingest
+    from dpuflow.store.columns import save_tables
+
+    save_tables(ingest(list(vantage.files), vantage.name), file)
+    return True
 
 
 def _die_of_interrupts() -> None:

@@ -13,8 +13,8 @@ import dpuflow
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.exchanges.pieces import cut, whole
 from dpuflow.schema.rows import NEVER, TRANSFER, Role, Wire
+from dpuflow.schema.simulated import WRITE, WRITE_IMM
 from dpuflow.synth.case import write_case
-from dpuflow.synth.trace import WRITE, WRITE_IMM
 from dpuflow.synth.world import play
 
 if TYPE_CHECKING:

@@ -41,6 +41,21 @@ def test_plain_python_says_what_compiled_kernels_say(job: Path, tmp_path: Path) 
     assert plain == analysed(tmp_path, captures)
 
 
+def test_plain_python_simulates_what_compiled_kernels_simulate(tmp_path: Path) -> None:
+    scenario = tmp_path / "small.yaml"
+    scenario.write_text(
+        "name: small\nobservation: {compress: false, snaplen: 0}\ncluster: {nodes: 2}\n"
+        "job: {kind: loop, iterations: 1, ops: [{op: all_reduce, bytes: 64KiB}]}\n"
+    )
+    found = []
+    for name, plain in (("plain", {"DPUFLOW_PLAIN": "1"}), ("compiled", {})):
+        command = [sys.executable, "-m", "dpuflow", "synth", str(scenario), "-o", str(tmp_path / name)]
+        subprocess.run(command, check=True, cwd=CHECKOUT, env=os.environ | plain)
+        found.append([(tmp_path / name / f"node{node}.pcap").read_bytes() for node in (0, 1)])
+    assert found[0] == found[1]
+    assert all(found[0])
+
+
 def test_a_field_takes_the_low_bits_of_a_number_and_its_sign() -> None:
     rows = np.zeros(2, np.dtype([("a", "i4"), ("b", "u2"), ("c", "i8")], align=True))
     row = _plain.view(rows)[1]

@@ -14,9 +14,9 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.exchanges.bunches import bunched, requested
 from dpuflow.results import Analysis
 from dpuflow.schema.rows import NEVER, NONE32, TRANSFER, Role, Wire
+from dpuflow.schema.simulated import CTS, WRITE, WRITE_IMM
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import Scenario
-from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 
 
 def analysed(scenario: Scenario, folder: Path) -> Analysis:

@@ -9,8 +9,8 @@ import pytest
 from synth_worlds import settings
 
 from dpuflow.errors import OptionError
+from dpuflow.schema.simulated import READ, RESPONSE, WRITE
 from dpuflow.synth.scenario import parse_scenario
-from dpuflow.synth.trace import READ, RESPONSE, WRITE
 from dpuflow.synth.world import Played, play
 
 

@@ -10,9 +10,9 @@ import pytest
 from synth_worlds import loop, messages_of, played, records, settings
 
 from dpuflow.errors import OptionError
+from dpuflow.schema.simulated import CTS, WRITE_IMM
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import Nccl, parse_scenario
-from dpuflow.synth.trace import CTS, WRITE_IMM
 from dpuflow.synth.transport import Local
 
 REDUCE = "op: all_reduce, bytes: 8MiB"

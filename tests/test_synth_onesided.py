@@ -6,8 +6,8 @@ import pytest
 from synth_worlds import messages_of, settings
 
 from dpuflow.errors import OptionError
+from dpuflow.schema.simulated import ATOMIC, SEND, WRITE
 from dpuflow.synth.scenario import parse_scenario
-from dpuflow.synth.trace import ATOMIC, SEND, WRITE
 from dpuflow.synth.world import Played, play
 
 DOUBLING = {"op": "all_reduce", "algorithm": "doubling"}

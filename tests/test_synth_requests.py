@@ -12,9 +12,9 @@ from synth_worlds import records, settings
 
 import dpuflow
 from dpuflow.errors import OptionError
+from dpuflow.schema.simulated import STREAM
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
-from dpuflow.synth.trace import STREAM
 from dpuflow.synth.world import play
 
 JOB = {"kind": "decode", "tokens": 40, "layers": 2}

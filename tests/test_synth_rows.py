@@ -1,4 +1,4 @@
-"""Numbers in frames and records in files, against the same byte by byte."""
+"""Numbers in frames, against the same byte by byte."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import struct
 import numpy as np
 import pytest
 
-from dpuflow.synth.observe import _records
 from dpuflow.synth.rows import internet_sum, put, put_little
 
 
@@ -31,18 +30,3 @@ def test_the_sum_is_of_words(shape: tuple[int, int]) -> None:
     rows = np.random.default_rng(1).integers(0, 256, shape, np.uint8)
     padded = [row.tobytes() + b"\0" * (shape[1] % 2) for row in rows]
     assert internet_sum(rows).tolist() == [sum(struct.unpack(f">{len(row) // 2}H", row)) for row in padded]
-
-
-@pytest.mark.parametrize("count", [0, 1, 50])
-def test_records_follow_one_another(count: int) -> None:
-    rng = np.random.default_rng(count)
-    kept = rng.choice([0, 20, 31, 64], count)
-    lengths, stamps = kept + 5, rng.integers(0, 1 << 61, count)
-    frames = rng.integers(0, 256, (count, 64), np.uint8)
-    wanted = b"".join(
-        struct.pack("<IIII", stamp // 10**9, stamp % 10**9, own, length) + frame[:own].tobytes()
-        for stamp, frame, own, length in zip(
-            stamps.tolist(), frames, kept.tolist(), lengths.tolist(), strict=True
-        )
-    )
-    assert _records(stamps, frames, kept, lengths).tobytes() == wanted

@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 from synth_worlds import loop, played, records, settings
 
+from dpuflow.schema.simulated import LENGTH, SEGMENT_ACK, STREAM
 from dpuflow.synth.case import write_case
 from dpuflow.synth.sockets import WINDOW, Socket
 from dpuflow.synth.stream import SEGMENT
-from dpuflow.synth.trace import LENGTH, SEGMENT_ACK, STREAM
 
 SOCKET = settings(nccl={"transport": "socket"})
 

@@ -11,12 +11,12 @@ import pytest
 from synth_worlds import loop, played, records, settings
 
 import dpuflow
+from dpuflow.schema.simulated import LENGTH, SEGMENT_ACK
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 from dpuflow.synth.sockets import Socket
 from dpuflow.synth.stream import LEAST_RTO_NS, PROBE_NS, Stream
 from dpuflow.synth.tcp_window import BETA, FIRST, Window
-from dpuflow.synth.trace import LENGTH, SEGMENT_ACK
 from dpuflow.synth.world import Played, play
 
 SOCKET = settings(nccl={"transport": "socket"})

@@ -11,8 +11,8 @@ from hypothesis import settings as settings_of_hypothesis
 from hypothesis import strategies as st
 from synth_worlds import Row, messages_of, played, settings
 
+from dpuflow.schema.simulated import CNP, CTS, WRITE_IMM
 from dpuflow.synth.congestion import CNP_NS
-from dpuflow.synth.trace import CNP, CTS, WRITE_IMM
 from dpuflow.synth.world import Played
 from dpuflow.wire.nccl import NCCL_STEPS
 

@@ -47,12 +47,11 @@ class Latest:
 
     def __init__(self, of: NDArray[np.int64], times: NDArray[np.int64]) -> None:
         """``of`` is the class of each event, from 0 on; events at NEVER are none."""
-        events = np.flatnonzero(times != NEVER)
+        events = np.flatnonzero(times != NEVER).astype(np.int32 if len(times) < 1 << 31 else np.int64)
         self._times = np.sort(times[events])
         keys = self._key(of[events], times[events])
         order = np.argsort(keys, kind="stable")
-        self._keys = keys[order]
-        self._of, self._events = np.r_[-1, of[events[order]]], np.r_[-1, events[order]]
+        self._keys, self._events = keys[order], events[order]
 
     def _key(self, of: NDArray[np.int64], times: NDArray[np.int64]) -> NDArray[np.int64]:
         """Class and place in time in one number."""
@@ -63,8 +62,11 @@ class Latest:
 
         Of several at that time the last one.
         """
-        at = np.searchsorted(self._keys, self._key(asked, until), "right")
-        return np.where(self._of[at] == asked, self._events[at], -1)
+        if not len(self._keys):
+            return np.full(len(asked), -1)
+        at = np.searchsorted(self._keys, self._key(asked, until), "right") - 1
+        of_class = (at >= 0) & (self._keys[at] >= asked * (len(self._times) + 1))
+        return np.where(of_class, self._events[at], np.int64(-1))
 
 
 def packed(*columns: NDArray[np.generic]) -> NDArray[np.int64] | None:

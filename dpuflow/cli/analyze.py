@@ -162,6 +162,14 @@ def _say(result: Analysis, color: str, warnings_only: bool) -> None:
     "--threads", type=click.IntRange(min=1), metavar="N", help="Reader threads (default: one per core)."
 )
 @click.option(
+    "--workers",
+    type=click.IntRange(min=1),
+    default=1,
+    metavar="N",
+    help="Processes that read captures, each one at a time, in place of threads; the result is the same."
+    " For many captures, on many cores.",
+)
+@click.option(
     "--color",
     type=click.Choice(["auto", "always", "never"]),
     default="auto",
@@ -186,6 +194,7 @@ def analyze(
     since: int | None,
     until: int | None,
     threads: int | None,
+    workers: int,
     color: str,
     fail_on: str | None,
     quiet: bool,
@@ -220,6 +229,7 @@ def analyze(
             ranks=ranks,
             names=read_hosts(),
             threads=threads,
+            workers=workers,
             progress=progress,
             marked=lua_file is not None,
             messages=with_messages,

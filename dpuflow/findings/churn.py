@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
     from dpuflow.findings.case import Case
     from dpuflow.results import Finding
-    from dpuflow.verdicts.bulk import Bulk
 
     Ints = NDArray[np.int64]
     Floats = NDArray[np.float64]
@@ -164,22 +163,23 @@ def _of_transfers(case: Case) -> Uses:
     Ranks that share a model each hand on their part of the same requests, in the same order: of ways with as
     many transfers those of the same place are peers.
     """
-    keys = case.keys
-    ways: dict[tuple[int, int, bool], list[tuple[Bulk, int]]] = {}
-    for each, told in zip(case.inferred.bulk, case.result.transfers, strict=True):
-        if keys.key[each.rows].any():
-            way = (each.src, each.dst, each.read)
-            ways.setdefault(way, []).append((each, told.first_token_ns or NEVER))
+    named, fresh = _named_and_new(case)
+    ways: dict[tuple[int, int, bool], list[int]] = {}
+    bulk, transfers = case.inferred.bulk, case.result.transfers
+    for number in np.flatnonzero(named).tolist():
+        each = bulk[number]
+        ways.setdefault((each.src, each.dst, each.read), []).append(number)
     alike: dict[tuple[bool, int, int], int] = {}  # when the first of peers with known keys began
     for (_, _, read), mine in ways.items():
-        for place, (each, _) in enumerate(mine):
-            if not keys.new[each.rows].any():
-                peers = (read, len(mine), place)
-                alike[peers] = min(alike.get(peers, each.start_ns), each.start_ns)
+        for place, number in enumerate(mine):
+            if not fresh[number]:
+                peers, begin_ns = (read, len(mine), place), bulk[number].start_ns
+                alike[peers] = min(alike.get(peers, begin_ns), begin_ns)
     found: list[tuple[int, int, int, bool, int, float, float]] = []
     for (src, dst, read), mine in ways.items():
         owner, like = (src, _READS) if read else (dst, _WRITES)
-        for place, (each, token) in enumerate(mine):
+        for place, number in enumerate(mine):
+            each, token = bulk[number], transfers[number].first_token_ns or NEVER
             peers = (read, len(mine), place)
             waited = each.waited and token != NEVER
             pause = float(wait_of(each, token).sender) if waited else np.nan
@@ -187,12 +187,21 @@ def _of_transfers(case: Case) -> Uses:
             if peers in alike:  # what its receiver did not wait for cost nothing
                 later = max(each.start_ns - alike[peers], 0)
                 pause, usual = (min(pause, float(later)) if waited else 0.0), 0.0
-            new = bool(keys.new[each.rows].any())
-            found.append((owner, each.start_ns, like, new, each.message, pause, usual))
+            found.append((owner, each.start_ns, like, fresh[number], each.message, pause, usual))
     whole = np.array([row[:5] for row in found], np.int64).reshape(-1, 5).T
     pause_ns, usual_ns = np.array([row[5:] for row in found], np.float64).reshape(-1, 2).T
-    owners, begin, like_, fresh, data = whole
-    return Uses(owners, begin, like_, fresh > 0, pause_ns, usual_ns, data)
+    owners, begin, like_, new, data = whole
+    return Uses(owners, begin, like_, new > 0, pause_ns, usual_ns, data)
+
+
+def _named_and_new(case: Case) -> tuple[Bools, list[bool]]:
+    """Of each bulk transfer whether some page named a key, and whether one of these was new."""
+    rows = [each.rows for each in case.inferred.bulk]
+    if not rows:
+        return np.zeros(0, bool), []
+    first, every = np.cumsum([0, *map(len, rows[:-1])]), np.concatenate(rows)
+    named = np.logical_or.reduceat(case.keys.key[every] > 0, first)
+    return named, np.logical_or.reduceat(case.keys.new[every], first).tolist()
 
 
 def _together(a: Uses, b: Uses) -> Uses:

@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dpuflow.schema.simulated import SEND, WRITE
 from dpuflow.synth.flows import WorkRequest
-from dpuflow.synth.trace import SEND, WRITE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

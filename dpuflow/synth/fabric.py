@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from dpuflow.schema.simulated import ATOMIC, READ, RESPONSE
 from dpuflow.synth.flows import BEHIND_NS, BURST, LOST, Arrival, Burst, Flow, Posted, WorkRequest
 from dpuflow.synth.receiving import Receiving
 from dpuflow.synth.stream import Stream
-from dpuflow.synth.trace import ATOMIC, READ, RESPONSE
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -36,7 +36,6 @@ EPOCH_NS: Final = 1_800_000_000 * 10**9
 """Within a day from here worlds begin on node 0's clock."""
 DAY_NS: Final = 86_400 * 10**9
 MAGIC_NS: Final = 0xA1B23C4D
-_HEADER: Final = 16  # bytes of a pcap record's own
 WHOLE: Final = 262_144  # the snap length a file states where all bytes are kept
 
 
@@ -117,7 +116,7 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
                 written += 1
                 file.write(_record(before, frame, observed.snaplen, observed.truncate))
         for packets in packets_at(played, node, window):
-            stamps = clock.local(packets["stamp_ns"])
+            stamps = clock.local(packets.stamp_ns)
             stamps += np.rint(noise.standard_normal(len(stamps)) * observed.clocks.jitter_ns).astype(np.int64)
             stamps = np.maximum(np.maximum.accumulate(stamps), before) if len(stamps) else stamps
             before = int(stamps[-1]) if len(stamps) else before
@@ -130,15 +129,9 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
                 missed += int(lost.sum())
                 kept &= ~lost
             if not kept.all():
-                packets = {field: column[kept] for field, column in packets.items()}
-                stamps = stamps[kept]
+                packets, stamps = packets.where(kept), stamps[kept]
             written += len(stamps)
-            frames, captured, lengths = played.framer.frames(packets)
-            if observed.truncate:
-                # What the mirror has cut nobody downstream knows to have been longer.
-                lengths = np.minimum(lengths, observed.truncate)
-                captured = np.minimum(captured, lengths)
-            file.write(_records(stamps, frames, captured, lengths))
+            file.write(played.framer.records(packets, stamps, observed.truncate))
         for true_ns, frame in _afterwards(played, node):
             before = max(before, int(clock.local(np.array([true_ns]))[0]))
             written += 1
@@ -165,31 +158,12 @@ def _record(stamp_ns: int, frame: bytes, snaplen: int, truncate: int) -> bytes:
     return struct.pack("<IIII", stamp_ns // 10**9, stamp_ns % 10**9, len(kept), len(frame)) + kept
 
 
-def _records(
-    stamps: NDArray[np.int64], frames: NDArray[np.uint8], kept: NDArray[np.int64], lengths: NDArray[np.int64]
-) -> NDArray[np.uint8]:
-    """Pcap records, one after the other."""
-    header = np.stack([stamps // 10**9, stamps % 10**9, kept, lengths], axis=1).astype("<u4")
-    header = header.view(np.uint8).reshape(-1, _HEADER)
-    ends = np.cumsum(_HEADER + kept)
-    made = np.empty(int(ends[-1]) if len(ends) else 0, np.uint8)
-    for size in np.unique(kept).tolist():
-        rows = np.flatnonzero(kept == size)
-        whole = np.empty((len(rows), _HEADER + size), np.uint8)
-        whole[:, :_HEADER], whole[:, _HEADER:] = header[rows], frames[rows, :size]
-        # Records of one size are moved each as one, to any byte.
-        kind = np.dtype((np.void, _HEADER + size))
-        places = np.ndarray((len(made) - kind.itemsize + 1,), kind, made, strides=(1,))
-        places[ends[rows] - kind.itemsize] = whole.view(kind)[:, 0]
-    return made
-
-
 @contextmanager
 def _file(path: Path, compress: bool) -> Iterator[Any]:
     """A file to write into; the same content gives the same bytes."""
     with open(path, "wb") as plain:
         if compress:
-            with GzipFile("", "wb", compresslevel=3, fileobj=plain, mtime=0) as packed:
+            with GzipFile("", "wb", compresslevel=1, fileobj=plain, mtime=0) as packed:
                 yield packed
         else:
             yield plain

@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.schema.simulated import ATOMIC, WRITE
 from dpuflow.synth.flows import WorkRequest
-from dpuflow.synth.trace import ATOMIC, WRITE
 from dpuflow.synth.transport import NVLINK_NS
 
 if TYPE_CHECKING:

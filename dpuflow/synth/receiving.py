@@ -9,9 +9,9 @@ from abc import ABC, abstractmethod
 from bisect import bisect_left
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.schema.simulated import ACK, ATOMIC_ACK, CNP
 from dpuflow.synth.congestion import CNP_NS, TIMER_NS, Rate
 from dpuflow.synth.flows import BEHIND_NS, Due
-from dpuflow.synth.trace import ACK, ATOMIC_ACK, CNP
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.schema.simulated import STREAM
 from dpuflow.synth.flows import WorkRequest
-from dpuflow.synth.trace import STREAM
 
 if TYPE_CHECKING:
     from random import Random

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.schema.simulated import ACK_CODE, ACKS, SEGMENT_ACK
 from dpuflow.synth.rows import internet_sum, put
-from dpuflow.synth.trace import ACKS, SEGMENT_ACK
 from dpuflow.wire import headers as wire
 
 if TYPE_CHECKING:
@@ -21,11 +21,8 @@ if TYPE_CHECKING:
     from dpuflow.synth.rows import Bytes, Numbers
     from dpuflow.synth.world import Played
 
-DATA_CODE: Final = 0x100
-ACK_CODE: Final = 0x101
-"""What packets' ``code`` says of segments: beyond all operation codes of RoCE. So many ranges are told by an
-acknowledgment as its code is beyond ACK_CODE.
-"""
+LAST_CODE: Final = ACK_CODE + (len(ACKS) - 1) // 2
+"""Of packets: an acknowledgment that tells as many ranges as ACKS has."""
 TCP_AT: Final = 34
 OPTIONS_AT: Final = 54
 HEADERS: Final = 66

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.schema.simulated import LENGTH, STREAM
 from dpuflow.synth.flows import WorkRequest
-from dpuflow.synth.trace import LENGTH, STREAM
 from dpuflow.synth.transport import Grain, Link
 
 if TYPE_CHECKING:

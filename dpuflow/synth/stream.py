@@ -14,9 +14,9 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.schema.simulated import SEGMENT_ACK, STREAM
 from dpuflow.synth.flows import Flow
 from dpuflow.synth.tcp_window import Window
-from dpuflow.synth.trace import SEGMENT_ACK, STREAM
 
 if TYPE_CHECKING:
     from collections.abc import Callable

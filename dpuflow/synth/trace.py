@@ -1,63 +1,16 @@
-"""What a simulated world leaves behind: tables of integers that grow row by row and are read as columns.
-
-One row of MESSAGES is what a work request put on the wire, one of BURSTS some packets of it sent in a
-row, one of REPLIES a single packet that a NIC made itself. Times are ns from the start of the world.
-"""
+"""What a simulated world leaves behind: tables of integers that grow row by row and are read as columns."""
 
 from __future__ import annotations
 
 from array import array
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.schema.simulated import ACKS, BURSTS, ENTRIES, MESSAGES, PAUSES, REPLIES
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
-
-MESSAGES: Final = (
-    "flow",
-    "kind",  # CTS, WRITE, WRITE_IMM, SEND, ATOMIC, READ, RESPONSE, LENGTH, STREAM
-    "bytes",
-    "psn",  # of its first packet, not yet modulo 2^24
-    "va",  # of a TCP stream: bytes before it
-    "rkey",
-    "value",  # immediate as on the wire, big endian; of a CTS its number from 1; of a RESPONSE its MSN; of an
-    # ATOMIC what it adds
-    "target",  # of a CTS: where the data shall go; of a write: what it holds, as a number
-    "room",  # of a CTS: how much may come
-    "key",  # of a CTS: the key for it
-)
-BURSTS: Final = (
-    "flow",
-    "message",  # row of MESSAGES
-    "first",  # packet within the message
-    "count",
-    "tx_ns",  # start of the first packet at the sender's port
-    "tx_step_ps",  # from packet to packet
-    "tx_end_ns",
-    "rx_ns",  # the same at the receiver's port
-    "rx_step_ps",
-    "rx_end_ns",  # -1: lost on the way
-    "marked",  # so many of its packets carry an ECN mark, the last ones
-)
-REPLIES: Final = (
-    "flow",  # that it answers; it travels the other way
-    "kind",  # ACK, CNP, ATOMIC_ACK, SEGMENT_ACK: its ``psn`` counts bytes, its ``msn`` is the window
-    "tx_ns",
-    "rx_ns",  # -1: lost on the way
-    "psn",
-    "syndrome",
-    "msn",
-)
-ACKS: Final = ("echo_ns", "left0", "right0", "left1", "right1", "left2", "right2")
-"""Of a SEGMENT_ACK, whose ``syndrome`` is a row here: when what it answers was sent, ranges of bytes that are
-there beyond a hole (0, 0: none).
-"""
-ENTRIES: Final = ("message", "target", "room", "key", "tag")
-"""Of clear-to-send entries for several messages each, and of the sizes written behind these (``room``)."""
-PAUSES: Final = ("port", "from_ns", "until_ns")
-CTS, WRITE, WRITE_IMM, SEND, ATOMIC, READ, RESPONSE, LENGTH, STREAM = range(9)
-ACK, CNP, ATOMIC_ACK, SEGMENT_ACK = range(9, 13)
 
 
 class Table:
@@ -78,8 +31,12 @@ class Table:
 
     def read(self) -> dict[str, NDArray[np.int64]]:
         """All columns. The table must not grow while they are in use."""
-        cells = np.frombuffer(self._cells, np.int64).reshape(-1, len(self.columns))
+        cells = self.cells()
         return {name: cells[:, i] for i, name in enumerate(self.columns)}
+
+    def cells(self) -> NDArray[np.int64]:
+        """All rows. The table must not grow while they are in use."""
+        return np.frombuffer(self._cells, np.int64).reshape(-1, len(self.columns))
 
 
 class Trace:

@@ -13,9 +13,9 @@ from collections import deque
 from math import ceil
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dpuflow.schema.simulated import CTS, WRITE, WRITE_IMM
 from dpuflow.synth.flows import WorkRequest
 from dpuflow.synth.sizes import round_up
-from dpuflow.synth.trace import CTS, WRITE, WRITE_IMM
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:

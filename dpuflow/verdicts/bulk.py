@@ -139,27 +139,31 @@ class Fed(NamedTuple):
 
 def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
     """All bulk transfers, in order of their start."""
-    tied, sent = _tied(instances, entries), notices_ns(exchanges)
-    ways = page_ways(exchanges, instances)
-    if not ways:
-        return []
-    notices = [sent(rows) for rows in ways]
-    receivers = exchanges["dst"][[rows[0] for rows in ways]].tolist()
-    # Together where the receiver waited for all of it; notices have told.
-    pieces = [
-        piece
-        for end, told, mine in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
-        for piece in (mine if len(told) else _merged(exchanges, mine, entries, tied(end)))
-    ]
-    found, _ = _made(exchanges, pieces)
+    tied, found = _tied(instances, entries), _pieced(exchanges, instances, entries)
     if not len(found.table):
         return []
     found = _awaited(found, tied, entries)
     together = _by_siblings(exchanges, _by_waits(found))
     if len(together.table) != len(found.table):
         found = _awaited(together, tied, entries)
+    del together
     found = _named(_slow(found))
     return found.at(np.lexsort([found.table[name] for name in ("dst", "src", "start_ns")])).listed()
+
+
+def _pieced(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Found:
+    """Pages that one endpoint moved to another in one go, as far as notices, pauses and entries tell."""
+    tied, sent = _tied(instances, entries), notices_ns(exchanges)
+    ways = page_ways(exchanges, instances)
+    notices = [sent(rows) for rows in ways]
+    receivers = exchanges["dst"][np.array([rows[0] for rows in ways], np.int64)].tolist()
+    # Together where the receiver waited for all of it; notices have told.
+    pieces = [
+        piece
+        for end, told, mine in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
+        for piece in (mine if len(told) else _merged(exchanges, mine, entries, tied(end)))
+    ]
+    return _made(exchanges, pieces)[0]
 
 
 def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
