@@ -153,9 +153,7 @@ def _detectable_ns(hidden_ns: Floats, total: int, steps: int, worked_ns: int) ->
     return round(max(shows, MATERIAL_SHARE * worked_ns / told))
 
 
-def _at_every_place(
-    least_ns: int | None, hidden_ns: NDArray[np.float64], place: NDArray[np.int64]
-) -> int | None:
+def _at_every_place(least_ns: int | None, hidden_ns: Floats, place: Ints) -> int | None:
     """``least_ns``, or what shows at least half of the times at each place in a step, if that is more.
 
     Work before one operation of a step makes a rank late there, and nowhere else: other operations, told as
