@@ -36,14 +36,53 @@ TRACES = Path(__file__).parents[1] / "traces"
             },
             "10.88.0.1",
         ),
+        # Hosts launch when their GPUs are done: messages wait for credits, and credits tell who came late.
+        (
+            "nccl-host-n2",
+            {("all_gather", "ring", 253_568): 22, ("all_reduce", "ring", 8): 1},
+            "10.88.0.1",
+        ),
+        # Nothing announces what goes over sockets; parts are told by each other, and replicas by each other.
+        ("nccl-sockets-moe-n5", {("all_to_all", "linear", None): 36}, "10.88.0.5"),
+        (
+            "nccl-sockets-tpdp-n4",
+            {("all_reduce", "ring", 262_144): 64, ("all_reduce", "ring", 2_097_152): 64},
+            "10.88.0.2",
+        ),
     ],
 )
-def test_operations_and_who_is_late(name: str, told: dict[tuple[str, str, int], int], late: str) -> None:
+def test_operations_and_who_is_late(
+    name: str, told: dict[tuple[str, str, int | None], int], late: str
+) -> None:
     files = sorted((TRACES / name).glob("node*.pcap.gz"))
     result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
     assert Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives) == told
     named = [row.endpoint for row in result.lateness if row.verdict == "late"]
     assert [str(end.address) for end in result.endpoints if end.id in named] == [late]
+
+
+def test_pat_among_six_leaves_gaps_for_two_that_there_are_not() -> None:
+    """Messages of 4, 2 and 1 blocks where ranks pass on 3, 1 and 1."""
+    files = sorted((TRACES / "nccl-pat-n6").glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    assert Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives) == {
+        ("reduce_scatter", "pat", 118_656): 22
+    }
+
+
+def test_before_a_credit_that_comes_with_the_call_its_host_works() -> None:
+    """Who waits for it has called, too: what was before is the job's work, not waiting for credit."""
+    files = sorted((TRACES / "nccl-host-n2").glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    (account,) = result.accounts
+    assert account.parts.credit < 0.05 * account.step_ns
+    assert sum(account.parts.work.values()) > 0.7 * account.step_ns
+    assert "credit_starvation" not in {str(finding.condition) for finding in result.findings}
+    assert (
+        Counter(rank.why.split(" (")[0] for c in result.collectives for rank in c.ranks)
+        .most_common(1)[0][0]
+        .startswith("its first credit")
+    )
 
 
 def test_what_a_connection_goes_on_with_takes_always_as_long() -> None:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import cache
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
 
 from dpuflow import Vantage
 from dpuflow.cli import analyze
-from dpuflow.kernels import _plain, _ready
+from dpuflow.kernels import _plain, _ready, parse
 from dpuflow.schema.rows import ENDPOINT
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -143,3 +147,20 @@ def test_only_small_files_are_read_without_compiled_kernels(
         analyze._mind_compiling([Vantage("n", tuple(map(str, files)))], quiet=expected == 0)
         assert len(asked) == expected, files
     assert capsys.readouterr().err == f"{analyze.PLAINLY}\n" * 2
+
+
+def test_threads_that_begin_together_wait_until_a_module_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Captures are read by threads, and the first kernel of each fills the same module."""
+    translated = _plain._translated
+
+    def slowly(value: object) -> object:
+        time.sleep(0.001)
+        return translated(value)
+
+    monkeypatch.setattr(_plain, "_translated", slowly)
+    monkeypatch.setattr(_plain, "_copy_of", cache(lambda name: ModuleType(name)))
+    name = parse.__name__
+    with ThreadPoolExecutor(4) as pool:
+        found = list(pool.map(lambda _: set(vars(_plain._module(name))), range(4)))
+    assert all(names == found[0] for names in found)
+    assert {each for each in vars(parse) if each[:2] != "__"} <= found[0]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import struct
 import sys
 from functools import cache
+from threading import RLock
 from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any, Final
 
@@ -145,14 +146,23 @@ def _copy_of(name: str) -> ModuleType:
     return ModuleType(name)
 
 
+_FILLING: Final = RLock()
+"""Captures are read by threads: none may run a module's kernels while another one fills it."""
+
+
 def _module(name: str) -> ModuleType:
     """A kernel module with its names as plain Python has them."""
-    copied = _copy_of(name)
-    if "__builtins__" not in vars(copied):
-        own = vars(sys.modules[name])
-        vars(copied)["__builtins__"] = own["__builtins__"]
-        vars(copied).update([(each, _translated(value)) for each, value in own.items() if each[:2] != "__"])
-    return copied
+    with _FILLING:
+        copied = _copy_of(name)
+        if "__builtins__" not in vars(
+            copied
+        ):  # nor is it filled again by a module that it uses and that uses it
+            own = vars(sys.modules[name])
+            vars(copied)["__builtins__"] = own["__builtins__"]
+            vars(copied).update(
+                [(each, _translated(value)) for each, value in own.items() if each[:2] != "__"]
+            )
+        return copied
 
 
 @cache
