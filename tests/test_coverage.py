@@ -10,7 +10,7 @@ import pytest
 from dpuflow.analysis import analyze
 from dpuflow.results import Analysis
 from dpuflow.schema.tables import Vantage
-from dpuflow.verdicts.coverage import HIDDEN, Coverage, _detectable_ns, _usual_at_most
+from dpuflow.verdicts.coverage import HIDDEN, Coverage, _at_every_place, _detectable_ns, _usual_at_most
 
 MS = 1_000_000
 
@@ -34,6 +34,17 @@ def test_what_half_of_the_times_hide_cannot_be_excluded() -> None:
     assert _detectable_ns(hidden, 62, 30, 300 * MS) is None
     hidden[10:] = HIDDEN
     assert _detectable_ns(hidden, 30, 30, 300 * MS) is None
+
+
+def test_lateness_before_one_operation_of_a_step_shows_there_alone() -> None:
+    """Of two operations a step the second is bounded by 3 ms: so much may hide, as well as the first tells."""
+    place = np.tile([0, 1], 15)
+    hidden = np.where(place == 0, MS / 10, 3.0 * MS)
+    assert _at_every_place(MS // 5, hidden, place) == 3 * MS
+    assert _at_every_place(None, hidden, place) is None
+    assert _at_every_place(MS // 5, hidden, np.full(30, -1)) == MS // 5  # no steps
+    # Where nothing is ever told, that is counted with what is not told.
+    assert _at_every_place(MS // 5, np.where(place == 0, MS / 10, float(HIDDEN)), place) == MS // 5
 
 
 def test_what_costs_too_little_to_be_named_is_not_excluded() -> None:
