@@ -37,7 +37,7 @@ def test_what_half_of_the_times_hide_cannot_be_excluded() -> None:
 
 
 def test_lateness_before_one_operation_of_a_step_shows_there_alone() -> None:
-    """Of two operations a step the second is bounded by 3 ms: so much may hide, as well as the first tells."""
+    """Of two operations a step the second is bounded by 3 ms: so much hides, whatever the first tells."""
     place = np.tile([0, 1], 15)
     hidden = np.where(place == 0, MS / 10, 3.0 * MS)
     assert _at_every_place(MS // 5, hidden, place) == 3 * MS
