@@ -355,11 +355,11 @@ class Transfers(NamedTuple):
         )
 
 
-def common_cuts(lanes: Sequence[Parts]) -> dict[int, Ints]:
+def common_cuts(lanes: Sequence[Parts], *, early: bool = False) -> dict[int, Ints]:
     """By sender the times before its calls of all others: where most of its ways begin a part together.
 
-    A call's sends leave in one kernel, and before the next one the sender pauses. Empty where senders have
-    unlike numbers of calls.
+    A call's sends leave in one kernel, and before the next one the sender pauses; ``early``: of that pause
+    half, for one of its ways may begin before the others. Empty where senders have unlike numbers of calls.
     """
     found: dict[int, Ints] = {}
     for end in {lane.edge[0] for lane in lanes}:
@@ -370,8 +370,10 @@ def common_cuts(lanes: Sequence[Parts]) -> dict[int, Ints]:
         apart = max(int(percentile(pauses, QUICK) / 2), 1)
         begins = np.sort(np.concatenate([lane.start_ns[1:] for lane in mine]))
         groups = np.split(begins, np.flatnonzero(np.diff(begins) > apart) + 1)
-        kept = [int(group[0]) - apart // 2 for group in groups if len(group) >= MOSTLY * len(mine)]
-        found[end] = np.array(kept, np.int64)
+        first = np.array([group[0] for group in groups if len(group) >= MOSTLY * len(mine)], np.int64)
+        ends = [lane.end_ns[np.maximum(np.searchsorted(lane.end_ns, first) - 1, 0)] for lane in mine]
+        pause = first - np.median(ends, axis=0).astype(np.int64)
+        found[end] = first - (pause if early else apart) // 2
     return found if len({len(times) for times in found.values()}) == 1 else {}
 
 

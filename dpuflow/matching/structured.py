@@ -229,12 +229,15 @@ def _cut_alike(by: Mapping[Edge, Sequence[Parts]], known: Counter[tuple[int, int
         ):
             continue
         busiest = [max(by[edge], key=lambda lane: len(lane.begins)) for edge in group]
-        times = common_cuts(busiest)
-        cuts = [lane.cut_at(times[lane.edge[0]]) for lane in lanes] if times else []
-        if all((np.diff(cut) > 0).all() for cut, lane in zip(cuts, lanes, strict=False) if lane in busiest):
-            for lane, cut in zip(lanes, cuts, strict=False):
-                lane.begins, lane.turns = np.unique(cut), np.flatnonzero(np.diff(cut))
-                lane.close(known)
+        for early in (False, True):
+            times = common_cuts(busiest, early=early)
+            cuts = [lane.cut_at(times[lane.edge[0]]) for lane in lanes] if times else []
+            told = zip(cuts, lanes, strict=False)
+            if cuts and all((np.diff(cut) > 0).all() for cut, lane in told if lane in busiest):
+                for lane, cut in zip(lanes, cuts, strict=True):
+                    lane.begins, lane.turns = np.unique(cut), np.flatnonzero(np.diff(cut))
+                    lane.close(known)
+                break
 
 
 def _own_lines(job: Job, rows: Ints, announced: Ints, asked: Ints) -> dict[Edge, list[Parts]]:
