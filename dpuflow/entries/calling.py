@@ -24,7 +24,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, percentile
+from dpuflow.arrays.ordering import classes, key_numbers, percentile
+from dpuflow.entries.relative import places_of
 from dpuflow.entries.rows import EXACT_RULES, EXPLAINED, QUICK, SLOW, Rule
 from dpuflow.schema.rows import NEVER, NONE32, Wire
 
@@ -103,19 +104,17 @@ def _of_nccl(scene: Scene) -> Bools:
 
 def _kinds(scene: Scene) -> Ints:
     """By row a number for the operation and its bytes."""
-    numbers: dict[tuple[object, ...], int] = {}
-    kinds = [numbers.setdefault((i.op, i.size, i.root), len(numbers)) for i in scene.instances]
-    return np.array(kinds, np.int64)[scene.entries.collective]
+    return key_numbers((i.op, i.size, i.root) for i in scene.instances)[scene.entries.collective]
 
 
 def _own_credits(scene: Scene, rows: Ints) -> Ints:
     """TRANSFER rows of the first credit that the ranks of ``rows`` gave in their operations."""
-    entries, out = scene.entries, np.full(len(rows), NONE32, np.int64)
-    for at, row in enumerate(rows.tolist()):
-        mine = scene.instances[int(entries.collective[row])].rows
-        fits = (scene.exchanges["dst"][mine] == entries.endpoint[row]) & (
-            scene.exchanges["grant_ns"][mine] == entries.granted_ns[row]
-        )
-        if fits.any():
-            out[at] = scene.exchanges["grant"][mine[np.argmax(fits)]]
-    return out
+    entries, exchanges = scene.entries, scene.exchanges
+    out = np.full(len(entries.rule), NONE32, np.int64)
+    numbers = np.unique(entries.collective[rows]).tolist()
+    mine = np.concatenate([np.zeros(0, np.int64), *(scene.instances[n].rows for n in numbers)])
+    of = np.repeat(np.array(numbers, np.int64), [len(scene.instances[n].rows) for n in numbers])
+    place = places_of(of, exchanges["dst"][mine], entries)
+    first = (place >= 0) & (exchanges["grant_ns"][mine] == entries.granted_ns[place])
+    out[place[first]] = exchanges["grant"][mine[first]]
+    return out[rows]
