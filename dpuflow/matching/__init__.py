@@ -35,6 +35,7 @@ FEW_RANKS: Final = 3
 def build_collectives(job: Job) -> list[Instance]:
     """Group exchanges into collectives, in order of their start."""
     from dpuflow.matching.calls import put_instances, rounds_of, without_pages
+    from dpuflow.matching.enclosing import without_enclosing
     from dpuflow.matching.program import composed, read_unnamed
     from dpuflow.matching.repeated import repeated_instances
     from dpuflow.matching.sequenced import cut_streams, scan_instances, scan_rows, sequenced_instances
@@ -82,6 +83,7 @@ def build_collectives(job: Job) -> list[Instance]:
     for communicator in _communicators(exchanges, np.flatnonzero(op == Op.SEND_RECV)):
         rounds, alone = rounds_of(job, communicator)
         instances.extend([*rounds, *_send_recv(exchanges, alone)])
+    instances = without_enclosing(job, instances)
     _tell_views(job, instances)
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
