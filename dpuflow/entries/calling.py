@@ -12,9 +12,9 @@ late has shown by its own credit that it was there.
 
 That is so of operations in which messages that waited for nothing followed their sender's credit: by less
 than half of the time since it left the operation before, nine times in ten, and by less than a fifth of it
-usually; or all of them where hardly any is known to have waited for nothing. A host may run ahead while
-another one is late: so it is of ranks whose messages mostly did so, too, whatever they waited for, or that
-gave their credits about as long after what was before as those did.
+usually; or, where hardly any is known to have waited for nothing, three of four of those that may have waited
+for a credit. A host may run ahead while another one is late: so it is of ranks whose messages mostly did so,
+too, whatever they waited for, or that gave their credits about as long after what was before as those did.
 """
 
 from __future__ import annotations
@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 FEW: Final = 3
 """First messages by which an operation is known to be called like that."""
+MOSTLY: Final = 0.75
+"""Of first messages that may have waited for a peer's credit, those that followed their own as closely."""
 NEAR: Final = 0.2
 """Of the time since a rank left the operation before, how far its first message usually is behind its credit
 at the most."""
@@ -76,9 +78,10 @@ def called(scene: Scene, rule: Ints) -> Called:
     near = 2 * ahead <= (entries.enter_ns - entries.since_ns)[rows]
     free, waited = np.isin(rule[rows], EXACT_RULES), np.isin(rule[rows], OPEN)
     for mine in classes(scene.of_row[rows], _kinds(scene)[rows]):
-        shown = mine[free[mine]]
-        shown = shown if len(shown) >= FEW else mine[free[mine] | waited[mine]]
-        if len(shown) < FEW or near[shown].mean() < EXPLAINED:
+        shown, least = mine[free[mine]], EXPLAINED
+        if len(shown) < max(FEW, (1 - EXPLAINED) * len(mine)):
+            shown, least = mine[free[mine] | (rule[rows[mine]] == Rule.CREDIT)], MOSTLY
+        if len(shown) < FEW or near[shown].mean() < least:
             continue
         if np.median(ahead[shown]) > NEAR * np.median((ahead + before)[shown]):
             continue
