@@ -16,6 +16,7 @@ src/transport/net_socket.cc.
 
 from __future__ import annotations
 
+from collections import Counter
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -51,6 +52,8 @@ AHEAD: Final = NCCL_STEPS
 """Messages by which connections in lockstep may be apart where the capture ends: their slots."""
 LONGEST: Final = 4096
 """Messages of an operation on one connection at most, that are tried: 2 GiB of a tree's."""
+MOST_GROUPS: Final = 3
+"""Communicators that a rank is in: of tensor, data and pipeline or context parallelism."""
 SAMPLE: Final = 64
 """Operations that show where ranks pause."""
 
@@ -113,14 +116,23 @@ def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], 
 
 
 def _by_ways(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
-    """``pipes`` of pairs of ranks, which send both ways, each by itself, and of rings, which do not."""
+    """``pipes`` of pairs of ranks, which send both ways, each by itself, and of rings, which do not.
+
+    Empty where that makes no grid of communicators: ranks in more of them than there are ways to share a
+    model, or each in a pair with each other one, as sends to everybody are.
+    """
     ways = {pipe[:2] for pipe in pipes}
     pairs: dict[frozenset[int], list[Pipe]] = {}
     rings: list[Pipe] = []
     for pipe in pipes:
         both = (pipe.dst, pipe.src) in ways
         (pairs.setdefault(frozenset(pipe[:2]), []) if both else rings).append(pipe)
-    return [*pairs.values(), *connected(rings, lambda pipe: pipe[:2])]
+    parts = [*pairs.values(), *connected(rings, lambda pipe: pipe[:2])]
+    often = Counter(end for part in parts for end in {end for pipe in part for end in pipe[:2]})
+    paired = len({end for pair in pairs for end in pair})
+    if max(often.values()) > MOST_GROUPS or (paired > 2 and 2 * len(pairs) == paired * (paired - 1)):
+        return []
+    return parts
 
 
 def _apart(together: list[list[Pipe]]) -> list[list[Pipe]]:

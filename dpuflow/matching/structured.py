@@ -25,7 +25,7 @@ from dpuflow.arrays.ordering import classes, numbered, order_within, spans
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
 from dpuflow.matching.credited import connections_of, credited_instances
 from dpuflow.matching.model import MOST, TWICE, Instance, InstanceView
-from dpuflow.matching.parts import Parts, Sending, by_message, common_cuts, lines_of, transfers_of
+from dpuflow.matching.parts import UNITS, Parts, Sending, by_message, common_cuts, lines_of, transfers_of
 from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import Streams
 from dpuflow.schedules.graph import dependencies
@@ -180,18 +180,25 @@ def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance]
 def uneven_calls(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> tuple[list[Instance], Ints]:
     """The all_to_alls among ways of connections that nothing announces (NCCL's sockets), and their rows.
 
-    Sends to every peer of as many bytes look like a ring's messages; of unlike bytes no other operation has
-    parts on one connection.
+    Sends of as many bytes each time look like a ring's messages, but where they go to everybody; of unlike
+    bytes no other operation has parts on one connection.
     """
     rows = np.concatenate([line for _, line in lines])
     beside, sending = Counter(edge for edge, _ in lines), Sending(job, rows)
     by: dict[Edge, list[Parts]] = {}
+    even: dict[Edge, list[Parts]] = {}
     for edge, line in lines:
         none = np.zeros(len(line), np.int64)
         part = Parts(job, edge, line, (none + 1, none), beside[edge], sending)
-        unlike = len({size for _, size in part.signatures()}) > TWICE
-        if unlike and part.sizes.all() and part.cut_by_rule():
-            by.setdefault(edge, []).append(part)
+        if part.sizes.all() and part.cut_by_rule():
+            if len({size for _, size in part.signatures()}) > TWICE:
+                by.setdefault(edge, []).append(part)
+            elif not np.isin(part.sizes, UNITS).any():  # each message ends a part
+                even.setdefault(edge, []).append(part)
+    # One connection each way between any two, and nothing else, carries sends to everybody.
+    ends = len({end for edge in even for end in edge})
+    if not by and ends > 2 and len(even) == len(lines) == ends * (ends - 1):
+        by = even
     found: list[Instance] = []
     for group in connected(by, lambda edge: edge):
         own = {edge: by[edge] for edge in group}
