@@ -161,7 +161,8 @@ class Parts:
         self.idle = sending.idle_ns(edge[0], np.where(granted == NEVER, self.starts, granted), self.starts)
         self.lossy = bool(exchanges["retransmitted"][rows].any())
         self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
-        if not announced.any():  # sockets have none
+        self.silent = not announced.any()  # sockets have no entries
+        if self.silent:
             self.number = np.arange(1, len(rows) + 1)
         self.slots = 1
         self.turns: Ints | None = None  # of which calls the parts are, where other ways tell
@@ -178,6 +179,9 @@ class Parts:
         ``known``: how many parts of so many messages and bytes there are. A part like others is likelier then
         than one like none, whatever a late receiver, a proxy that stalls or a late stamp make it look like.
         """
+        if self.silent:
+            self.begins = self._by_pauses()
+            return
         maybe, begins, inside, at_once = self._evidence()
         shapes: dict[tuple[int, int], float] = {}
         strange = ANY
@@ -201,8 +205,6 @@ class Parts:
         """
         count = len(self.rows)
         grants, before = self.grants, np.r_[NEVER, self.arrivals[:-1]]
-        if (grants == NEVER).all():
-            return self._by_pauses()
         unknown = (grants == NEVER) | (before == NEVER)
         # A part's chunks never grow.
         grown = np.r_[True, self.sizes[1:] > self.sizes[:-1]]
@@ -229,17 +231,13 @@ class Parts:
         inside[grown] = np.inf
         return maybe, begins, inside, at_once
 
-    def _by_pauses(self) -> tuple[Ints, Reals, Reals, Ints]:
-        """The same where nothing announces messages: a part's chunks follow one another, and behind its last
-        one its sender pauses as it does behind those that are no whole chunk, and so end one."""
-        count = len(self.rows)
-        pause = np.r_[0, self.starts[1:] - self.arrivals[:-1]]
-        ends = np.r_[True, ~np.isin(self.sizes[:-1], UNITS) | (self.sizes[1:] > self.sizes[:-1])]
-        behind = pause[1:][ends[1:]]
-        least = percentile(behind, QUICK) / 2 if len(behind) >= FEW else np.inf
-        paused = ends | (pause >= least)
-        begins, inside = np.where(paused, 0.0, SURE), np.where(ends, np.inf, np.where(paused, SURE, 0.0))
-        return np.flatnonzero(paused), begins, inside, np.ones(count, np.int64)
+    def _by_pauses(self) -> Ints:
+        """Where parts begin that nothing announces, and the end: their chunks follow one another, and behind
+        the last one its sender pauses as it does behind those that are no whole chunk, and so end one."""
+        pause = self.starts[1:] - self.arrivals[:-1]
+        ends = ~np.isin(self.sizes[:-1], UNITS) | (self.sizes[1:] > self.sizes[:-1])
+        least = percentile(pause[ends], QUICK) / 2 if np.count_nonzero(ends) >= FEW else np.inf
+        return np.asarray(np.r_[0, 1 + np.flatnonzero(ends | (pause >= least)), len(self.rows)], np.int64)
 
     def _likeliest(
         self,
