@@ -71,8 +71,7 @@ def test_troubles_cover_all_kinds_of_jobs_and_faults() -> None:
     [
         4001,  # sharded weights: late once in a step, and in all that was launched ahead
         4113,  # buckets, and a rank that left the step before late as its port was paused
-        # A bucket that waits for the one before, which a receiver had held up.
-        pytest.param(4160, marks=pytest.mark.xfail(reason="who that held up is called late, too")),
+        4160,  # a bucket that waits for the one before, which a receiver had held up
         4171,  # the GPU that was late, and nobody of those who waited beside it
     ],
 )

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.waits import Overlap, find_overlap
+from dpuflow.verdicts.waits import Overlap, find_overlap, left_any
 
 RANKS, STEPS, US = 4, 20, 1000
 
@@ -77,6 +77,17 @@ def test_what_a_rank_brought_along_counts_once() -> None:
     found = Overlap(rows, group, step).less_carried(excess, entries)
     assert found.tolist() == [-5, 30, 0, NEVER, 15, 10]
     assert Overlap(~rows & False, group, step).less_carried(excess, entries).tolist() == excess.tolist()
+
+
+def test_left_any_is_no_collective_of_its_own() -> None:
+    """A rank that found all its inputs there leaves as it enters: it left that before nobody knows."""
+    entries: Any = SimpleNamespace(
+        endpoint=np.zeros(3, np.int64),
+        enter_ns=np.array([100, 200, 350]),
+        leave_ns=np.array([300, 200, 400]),
+        of=[np.arange(3)],
+    )
+    assert left_any(entries).tolist() == [NEVER, NEVER, 300]
 
 
 @pytest.mark.xfail(strict=True, reason="slots given back date nothing: its late root has bounds alone")

@@ -89,7 +89,7 @@ ENTRIES: Final = _of("entries", [
 ])  # fmt: skip
 
 VERDICTS: Final = _of("verdicts", [
-    ("waits", _never, "unread_until left_before"),
+    ("waits", _never, "unread_until left_before left_any"),
     ("waits", _says(frozenset()), "busy_elsewhere never_captured"),
     ("waits", _but(rows=np.zeros_like, partly=np.zeros_like), "seen_from_beside"),
     ("bulk", _says([]), "find_bulk"),

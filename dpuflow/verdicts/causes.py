@@ -18,7 +18,7 @@ from dpuflow.arrays.ordering import classes, key_numbers
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.waits import seen_from_beside
+from dpuflow.verdicts.waits import left_any, seen_from_beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -155,6 +155,8 @@ def _worked_longer(
         read = (read_ns, read_ns)
         ends = (entries.leave_ns, entries.idle_ns)
         unread = np.minimum(*(_excess(entries, left, each, read, dated, earliest) for each in ends))
+    until = np.maximum(since_ns, left_any(entries))
+    excess = np.minimum(excess, _excess(entries, left, entries.leave_ns, (until, until), dated, earliest))
     if waits.overlap.rows.any():
         before, fed = _earliest(entries, last, instances), (waits.fed.ns, waits.fed.ns)
         since_enter = _excess(entries, last, entries.enter_ns, fed, dated, before)
@@ -170,7 +172,7 @@ def _worked_longer(
     done = np.where(entries.idle_ns != NEVER, np.maximum(entries.leave_ns, entries.idle_ns), NEVER)
     began = np.where(left >= 0, done[left], NEVER)
     first = np.maximum(np.where(left >= 0, entries.leave_ns[left], NEVER), read_ns)
-    began = np.where(began != NEVER, [np.maximum(began, since_ns), first], NEVER)
+    began = np.where(began != NEVER, [np.maximum(began, until), first], NEVER)
     excess, usual = _against_usual(entries, began, excess, least, waits.alike)
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 

@@ -61,6 +61,20 @@ def left_before(entries: Entries, kin: Ints) -> Ints:
     return np.where(until <= entries.enter_ns, until, NEVER)
 
 
+def left_any(entries: Entries) -> Ints:
+    """Per row when its rank had last left any collective before it entered, in whatever order it had entered
+    them; NEVER where it had left none. Streams wait for their own last one, and no packet names the stream.
+    """
+    until = np.full(len(entries.endpoint), NEVER)
+    seen = entries.enter_ns != NEVER
+    for each in np.unique(entries.endpoint[seen]).tolist():
+        mine = (rows := entries.of[each])[seen[rows]]
+        left = np.sort(entries.leave_ns[mine])
+        at = np.searchsorted(left, entries.enter_ns[mine]) - 1  # not its own
+        until[mine] = np.where(at >= 0, left[np.maximum(at, 0)], NEVER)
+    return until
+
+
 def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Ints:
     """Per row of Entries when the last message that no collective was made of was there at its rank, or had
     left it, before it entered; NEVER without one."""
