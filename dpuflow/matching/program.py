@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.matching.model import MOST, RARE, TWICE, Instance
+from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.matching.recognise import ELEMENT_BYTES, MOST_RANKS, VARIED, expected_edges, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import dependencies, edge_sizes, schedule
@@ -55,6 +55,8 @@ class Reading(NamedTuple):
     root: int
     rows: dict[Edge, list[int]]
     size: float | None
+    hidden: frozenset[Edge] = frozenset()
+    """Edges whose messages no capture holds any more."""
 
     @property
     def taken(self) -> list[int]:
@@ -109,6 +111,9 @@ class _Program:
         self.size = columns.sizes[rows].tolist()
         self.start = columns.starts[rows].tolist()
         self.there = columns.arrivals[rows].tolist()
+        # When each rank's own capture ended, before others' did: what two such exchange then nobody sees.
+        self.ended = [FAR] * len(self.order) if processes is not None else _ended_ns(job, rows, self.order)
+        self.blind_ns = sorted(self.ended)[1] if len(self.order) > 1 else FAR
         self.free = [True] * len(rows)
         self.lanes: dict[Edge, list[int]] = {}
         for number in np.argsort(picked["order"], kind="stable").tolist():
@@ -165,10 +170,21 @@ class _Program:
                 self._take([number])
         return found + self._stray(stray)
 
-    def _edges(self, algorithm: Algorithm, root: int) -> Mapping[Edge, tuple[float, ...]]:
+    def _edges(
+        self, algorithm: Algorithm, root: int, hidden: frozenset[Edge] = frozenset()
+    ) -> Mapping[Edge, tuple[float, ...]]:
         """The schedule's edges that are seen, with the sizes of their messages."""
         seen = None if self.processes is None else self.processes.apart
-        return expected_edges(algorithm, range(len(self.order)), root, seen)
+        edges = expected_edges(algorithm, range(len(self.order)), root, seen)
+        return {edge: edges[edge] for edge in edges.keys() - hidden} if hidden else edges
+
+    def _hidden(self, number: int) -> frozenset[Edge]:
+        """Edges of which nothing is seen any more when message ``number`` begins."""
+        if self.start[number] < self.blind_ns:
+            return frozenset()
+        gone = [rank for rank, ended in enumerate(self.ended) if ended <= self.start[number]]
+        edges = ((a, b) for a in gone for b in gone if a != b)
+        return frozenset(edge for edge in edges if self.at.get(edge, 0) == len(self.lanes.get(edge, ())))
 
     def _note(self, op: Op, algorithm: Algorithm) -> None:
         usual = self.usual.setdefault(int(op), [])
@@ -194,18 +210,26 @@ class _Program:
                 ]
                 sure = [reading for against, reading in found if not against]
                 if sure:
-                    # Of several the one that leaves least over: parts of a larger one fit as well.
+                    # Of several the one that leaves least over: parts of a larger one fit as well. Then the
+                    # one that is done first: a later call's messages fit another algorithm's edges.
                     most = max(len(reading.taken) for reading in sure)
                     sure = [reading for reading in sure if len(reading.taken) == most]
-                    return sorted(sure, key=lambda r: usual.index(r.algorithm) if known else 0)
+                    return sorted(
+                        sure, key=lambda r: (self._done(r), usual.index(r.algorithm) if known else 0)
+                    )
                 doubtful += found if known else []
         # A message or two may have been given another one's time.
         doubtful.sort(key=lambda each: each[0] / len(each[1].taken))
         return [r for against, r in doubtful[:1] if against <= max(1, RARE * len(r.taken))]
 
+    def _done(self, reading: Reading) -> int:
+        """When the last of its messages begins."""
+        return int(max(self.start[row] for row in reading.taken))
+
     def _laid(self, algorithm: Algorithm, root: int, number: int, *, sized: bool) -> Iterator[Reading]:
         """The schedule laid over what the edges carry next, if operation and sizes agree."""
-        edges = self._edges(algorithm, root)
+        hidden = self._hidden(number)
+        edges = self._edges(algorithm, root, hidden)
         mine = edges[self.src[number], self.dst[number]]
         for cuts in self._cuts(number, len(mine)) if algorithm.cuts and sized else (1,):
             rows: dict[Edge, list[int]] = {}
@@ -221,7 +245,7 @@ class _Program:
                     continue
                 size = self._size(edges, rows, algorithm.op) if sized else 0.0
                 if size is not None and (sized or self._by_blocks(algorithm.op, rows)):
-                    yield Reading(algorithm, root, rows, size if sized else None)
+                    yield Reading(algorithm, root, rows, size if sized else None, hidden)
 
     def _cuts(self, number: int, messages: int) -> list[int]:
         """Segments a message may have: up to where an edge's sizes change or its sender pauses, or none."""
@@ -279,7 +303,7 @@ class _Program:
 
     def _against(self, reading: Reading) -> int:
         """How many of its messages speak against it: out of order, or sent before what they need."""
-        edges = self._edges(reading.algorithm, reading.root)
+        edges = self._edges(reading.algorithm, reading.root, reading.hidden)
         early = set()
         for (edge, turn), (before, turn_before) in dependencies(
             reading.algorithm, len(self.order), reading.root
@@ -326,9 +350,13 @@ class _Program:
         size = None if best.size is None else whole_size(best.size, [self.size[row] for row in best.taken])
         root = best.root if best.algorithm.rooted else None
         ops = dict.fromkeys(r.algorithm.op for r in readings)
+        every = self._edges(best.algorithm, best.root)
+        missed = every.keys() & best.hidden
+        share = 1 - sum(len(every[edge]) for edge in missed) / sum(map(len, every.values()))
+        view = InstanceView(blind=frozenset(src for src, _ in missed))
         return Instance(
             self._sorted(best.taken), best.algorithm.op, list(self.order), best.algorithm, list(names), root,
-            size, alike=tuple(ops)[1:],
+            size, confidence=share, alike=tuple(ops)[1:], view=view,
         )  # fmt: skip
 
     def _stray(self, rows: Sequence[int]) -> list[Instance]:
@@ -339,6 +367,19 @@ class _Program:
 
     def _sorted(self, rows: Sequence[int]) -> Ints:
         return self.rows[sorted(rows, key=lambda row: (self.start[row], row))]
+
+
+def _ended_ns(job: Job, rows: Ints, order: Sequence[int]) -> list[int]:
+    """When the captures of ranks ended, ns: where later messages of theirs were seen elsewhere alone. Where
+    none are the rank may have been quiet (``FAR``)."""
+    if job.until is None:
+        return [FAR] * len(order)
+    picked, start = job.exchanges[rows], job.columns.starts[rows]
+    latest = np.full(len(job.until), NEVER)
+    for end in ("src", "dst"):
+        np.maximum.at(latest, picked[end], start)
+    ended = (job.until != NEVER) & (job.until < latest)
+    return [int(ns) for ns in np.where(ended, job.until, FAR)[order]]
 
 
 def _candidates(op: Op, n: int, edge: Edge) -> tuple[tuple[Algorithm, int], ...]:
