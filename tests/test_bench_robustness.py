@@ -14,7 +14,7 @@ from test_score import as_json, meta_of, truth_of
 
 from bench.robustness.against import changes
 from bench.robustness.cases import Capture, Subject, case_names
-from bench.robustness.judge import Outcome, judge
+from bench.robustness.judge import Outcome, _unexplained, judge
 from bench.robustness.records import read_records, write_records
 from bench.robustness.table import lines
 from bench.robustness.truth import own_lateness, read_truth, scatter
@@ -224,3 +224,19 @@ def test_shared_cases_are_listed(shared: Path) -> None:
         "traces/nccl-allreduce-n2",
     ]
     assert case_names(["draw/*"], count=2, seed=5) == ["draw/5", "draw/6"]
+
+
+def test_unexplained_time_is_that_of_all_steps_of_whole_captures() -> None:
+    def account(steps: int, share: float) -> dict[str, object]:
+        return {"steps": steps, "step_ns": 1000, "unexplained_share": share}
+
+    assert _unexplained([account(30, 0.1), account(10, 0.3)]) == pytest.approx(0.15)
+    assert _unexplained([]) is None
+    outcomes = [
+        Outcome("tcp/a", "whole", fault="nobody", unexplained=0.02),
+        Outcome("tcp/a", "lost-1%-all", fault="nobody", unexplained=0.9),
+        Outcome("tcp/b", "whole", fault="network", unexplained=0.8),
+        Outcome("tcp/c", "whole", fault="throughout"),
+    ]
+    (line,) = [line for line in lines(outcomes) if line.startswith("unexplained")]
+    assert line == "unexplained time of 1 whole captures without hidden causes: median 2.0 %, p95 2.0 %"

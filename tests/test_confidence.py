@@ -12,7 +12,7 @@ from test_judgement import MS, judged
 
 import dpuflow
 from dpuflow.schema.tables import CaptureInfo
-from dpuflow.verdicts.coverage import EVEN, MOST, STAGES, Coverage, _clear, kept_share, with_confidence
+from dpuflow.verdicts.coverage import EVEN, MOST, STAGES, Coverage, _shows, kept_share, with_confidence
 from dpuflow.verdicts.judgement import Judgement
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -23,21 +23,15 @@ def coverage(shown: float) -> Coverage:
 
 
 @pytest.mark.parametrize(
-    ("shown", "cost", "sure"),
-    [
-        (1.0, 0.0, MOST),
-        (0.75, 0.3, MOST),
-        (0.6, 0.0, 0.7 * MOST),
-        (0.3, 0.0, EVEN * MOST),
-        (1.0, 1.2, EVEN * MOST),
-    ],
+    ("shown", "cost", "named"),
+    [(1.0, 0.0, 1.0), (0.75, 0.3, 1.0), (0.6, 0.0, 0.7), (0.3, 0.0, EVEN), (1.0, 1.2, EVEN)],
 )
-def test_on_time_is_as_sure_as_what_would_have_shown(shown: float, cost: float, sure: float) -> None:
-    assert _clear(coverage(shown), cost) == pytest.approx(sure)
+def test_who_would_have_been_named_by_what_would_have_shown(shown: float, cost: float, named: float) -> None:
+    assert _shows(coverage(shown), cost) == pytest.approx(named)
 
 
 def test_stages_without_collectives_may_differ_by_design() -> None:
-    assert _clear(None, 0.0) == STAGES
+    assert _shows(None, 0.0) == STAGES
 
 
 def test_packets_that_the_capture_lost_lower_it() -> None:
@@ -73,8 +67,23 @@ def test_two_ranks_that_were_late_twice_each_have_no_habit() -> None:
     assert verdicts(120) == {"on_time"}
 
 
+@pytest.mark.parametrize(
+    ("ranks", "shown", "sure"), [(2, 1.0, MOST), (2, 0.7, MOST / 1.1), (8, 0.7, MOST * 7 / 7.1)]
+)
+def test_most_ranks_are_on_time_whatever_is_seen_of_them(ranks: int, shown: float, sure: float) -> None:
+    """One of them is late: of two that is this one as often as the other, of eight hardly ever."""
+    assert cleared(shown, ranks).confidence == pytest.approx(sure, abs=0.001)
+
+
 @pytest.mark.parametrize(("shown", "said"), [(0.75, "on_time"), (0.55, "unknown")])
 def test_an_all_clear_that_is_as_good_as_a_guess_is_none(shown: float, said: str) -> None:
+    found = cleared(shown, 2)
+    assert found.verdict == said
+    assert (found.confidence is None) == (said == "unknown")
+
+
+def cleared(shown: float, ranks: int) -> Judgement:
+    """What is said of a rank on time of whose times this share would have shown it late."""
     on_time = Judgement(0, 4, 0.0, 0.0, 0, 0, 0, "on_time", "none", None, None)
     seen: Any = SimpleNamespace(
         instances=[SimpleNamespace(confidence=1.0)] * 4,
@@ -83,6 +92,4 @@ def test_an_all_clear_that_is_as_good_as_a_guess_is_none(shown: float, said: str
         worked_ns=1_000_000,
     )
     told = {0: Coverage(4, 0, 0, 100, 250_000, shown)}
-    (found,) = with_confidence([on_time], told, seen, [])
-    assert found.verdict == said
-    assert (found.confidence is None) == (said == "unknown")
+    return with_confidence([on_time] * ranks, told, seen, [])[0]

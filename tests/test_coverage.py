@@ -65,13 +65,10 @@ def test_two_clean_ranks_on_busy_hosts_are_cleared_by_how_often_each_was_first(s
     assert all(0 < (row.detectable_ns or 0) < 6 * MS for row in result.lateness)
 
 
-def test_late_roots_are_told_though_their_peers_wait(shared: Path) -> None:
-    late = [
-        row.endpoint
-        for row in analysed(shared, "tcp/m_bcast_roots_n4_random").lateness
-        if row.verdict in ("late", "intermittent")
-    ]
-    assert late == [0]
+def test_three_incidents_in_24_calls_are_not_called_late_throughout(shared: Path) -> None:
+    """By truth ranks 0 to 3 were made late three, four, two and four times, at random."""
+    rows = analysed(shared, "tcp/m_bcast_roots_n4_random").lateness
+    assert {row.verdict for row in rows} == {"unknown"}
 
 
 def test_an_all_clear_excludes_what_is_critical() -> None:

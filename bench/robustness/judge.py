@@ -22,6 +22,8 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from dpuflow.scoring.score import by_units, match_collectives, members_of_nodes, score_case
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from bench.robustness.truth import Truth
     from dpuflow.scoring.truth import Case
 
@@ -67,6 +69,8 @@ class Outcome:
     sometimes_cleared: int = 0
     sure: list[tuple[float, bool]] = field(default_factory=list)
     """Confidence of each verdict that carries one, and whether the verdict is right."""
+    unexplained: float | None = None
+    """Share of the time of all steps that the account does not explain; None without an account."""
     cpu_s: float = 0.0
 
 
@@ -85,8 +89,16 @@ def judge(outcome: Outcome, analysis: dict[str, Any], case: Case, truth: Truth, 
     sometimes = {end for end, share in truth.often.items() if RARELY <= share <= OFTEN}
     outcome.sometimes, outcome.sometimes_cleared = len(sometimes), len(sometimes & on_time)
     outcome.sure = _sure(rows, analysis, truth)
+    outcome.unexplained = _unexplained(analysis["accounts"])
     _figures(outcome, analysis, case, truth, slack_ns)
     return outcome
+
+
+def _unexplained(accounts: Sequence[dict[str, Any]]) -> float | None:
+    """Over all jobs of a capture, by their time."""
+    time_ns = [each["steps"] * each["step_ns"] for each in accounts]
+    shares = [each["unexplained_share"] * ns for each, ns in zip(accounts, time_ns, strict=True)]
+    return float(sum(shares) / sum(time_ns)) if any(time_ns) else None
 
 
 def _members(row: dict[str, Any], analysis: dict[str, Any]) -> frozenset[int]:

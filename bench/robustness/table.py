@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
 from bench.robustness.twins import SINGLE, TWINS
 from dpuflow.reports.layout import table
 
@@ -18,6 +20,8 @@ HEADER: Final = (
     "exact", "bounds violated", "CPU s",
 )  # fmt: skip
 BINS: Final = 10
+HIDDEN: Final = ("network", "receiver")
+"""Faults that an account may well leave unexplained."""
 
 
 def lines(outcomes: Sequence[Outcome]) -> list[str]:
@@ -34,6 +38,7 @@ def lines(outcomes: Sequence[Outcome]) -> list[str]:
         f"ranks late in 10 to 50 % of their collectives: {cleared} of {sometimes} called on time",
         *_wrong(outcomes),
         *_single(outcomes),
+        *_unexplained(outcomes),
         *_sure(outcomes),
     ]
 
@@ -59,6 +64,22 @@ def _single(outcomes: Sequence[Outcome]) -> list[str]:
         f"a single packet missing: {len(changed)} of {len(less)} change a verdict, {accused} to an innocent"
     )
     return [told] if less else []
+
+
+def _unexplained(outcomes: Sequence[Outcome]) -> list[str]:
+    """Of whole captures of jobs without a fault of the network or a receiver."""
+    shares = [
+        outcome.unexplained
+        for outcome in outcomes
+        if outcome.twin == "whole" and outcome.fault not in HIDDEN and outcome.unexplained is not None
+    ]
+    if not shares:
+        return []
+    median, most = (100 * float(np.percentile(shares, q)) for q in (50, 95))
+    return [
+        f"unexplained time of {len(shares)} whole captures without hidden causes:"
+        f" median {median:.1f} %, p95 {most:.1f} %"
+    ]
 
 
 def _twin(outcome: Outcome) -> str:

@@ -33,7 +33,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dpuflow.arrays import Bools, Floats, Ints
-    from dpuflow.entries import Relative
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import CaptureInfo, Joined, Rows
     from dpuflow.verdicts.bulk import Bulk
@@ -235,8 +234,10 @@ CLEARED: Final = 2 / 3
 """An all-clear that is wrong once in three times is none."""
 SHOWN: Final = 0.75
 """From this share of times on nothing that matters was ever hidden by the others."""
-BOUNDED: Final = 2 / 3
+BOUNDED: Final = 0.9
 """So often were ranks guilty whose lateness is known by lower bounds only: these show where it is large."""
+MISREAD: Final = 0.25
+"""What is missing of a reading, or speaks for another one, changes who is late once in four times."""
 STAGES: Final = 0.9
 """A stage that differs from its peers may do so by design."""
 
@@ -252,7 +253,7 @@ def with_confidence(
     reading = np.array([each.confidence for each in evidence.instances], np.float64)[entries.collective]
     kept = kept_share(captures)
     in_turn = any(each.steadiness == "rotating" for each in judgements)
-    out = []
+    ranks, out = max(len(judgements), 2), []
     for each in judgements:
         rows = entries.of[each.endpoint]
         sure = None
@@ -261,13 +262,15 @@ def with_confidence(
             # One or two incidents are nobody's habit; beside others late in turn they may be its turn.
             cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
             cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
-            sure = _clear(told.get(each.endpoint), cost)
-            if sure <= MOST * CLEARED:
+            shown = _shows(told.get(each.endpoint), cost)
+            # Of the ranks of a job most are on time, whatever is seen of them: one is late (Bayes).
+            sure = MOST * (ranks - 1) / (ranks - shown)
+            if shown <= CLEARED:
                 each, sure = each.unknown("incidents" if cost > CLEARED else "hidden"), None
         elif each.late and each.cause != "unknown":
             late = rows[own.amount_ns[rows] > 0]
             late = late if len(late) else np.array(sorted(each.usual_ns), np.int64)
-            sure = STAGES if not len(late) else _guilty(late, reading, evidence.relative, each)
+            sure = STAGES if not len(late) else _guilty(late, reading, evidence, each)
         if sure is not None and own.design_ns[rows].any():
             sure = min(sure, STAGES)
         out.append(replace(each, confidence=None if sure is None else round(kept * sure, 3)))
@@ -280,24 +283,28 @@ def kept_share(captures: Sequence[CaptureInfo]) -> float:
     return packets / (packets + lost) if packets else 1.0
 
 
-def _clear(told: Coverage | None, cost: float) -> float:
-    """Of who is called on time; ``cost``: of its incidents, in shares of what is worth a verdict."""
+def _shows(told: Coverage | None, cost: float) -> float:
+    """How often a rank like one that is called on time would have been named, were it late; ``cost``: of its
+    incidents, in shares of what is worth a verdict."""
     if told is None:
         return STAGES
     seen = max(1 - 2 * max(SHOWN - told.shown, 0.0), EVEN)
     # What costs half of what makes a verdict is nobody's habit; what costs as much may well be.
-    return MOST * min(seen, max(1.5 - cost, EVEN))
+    return min(seen, max(1.5 - cost, EVEN))
 
 
-def _guilty(late: Ints, reading: Floats, relative: Relative, judgement: Judgement) -> float:
-    """Of who is called late in these rows."""
+def _guilty(late: Ints, reading: Floats, evidence: Evidence, judgement: Judgement) -> float:
+    """Of who is called late in these rows. Random errors of its times even out, those of clocks do not."""
+    relative = evidence.relative
     exact = relative.bound[late] == EXACT
     bounded = 0.0 if judgement.verdict == "late" else 1 - float(exact.mean())
     known = relative.lateness_ns[late] != NEVER
-    errors = relative.error_ns[late][known & exact]
-    errors = errors[errors > 0]
+    rows = late[known & exact & (relative.error_ns[late] > 0)]
     clocks = 1.0
-    if len(errors):
+    if len(rows):
         usual = float(np.median(relative.lateness_ns[late][known]))
-        clocks = 0.5 * erfc(-INTERVAL_IN_SIGMAS * usual / float(np.median(errors)) / sqrt(2))
-    return MOST * float(reading[late].mean()) * (1 - bounded * (1 - BOUNDED)) * clocks
+        error = float(np.median(relative.error_ns[rows])) / sqrt(len(rows))
+        error = max(error, float(np.median(evidence.entries.margins.clock_ns[rows])))
+        clocks = 0.5 * erfc(-INTERVAL_IN_SIGMAS * usual / error / sqrt(2))
+    misread = MISREAD * (1 - float(reading[late].mean()))
+    return MOST * (1 - misread) * (1 - bounded * (1 - BOUNDED)) * clocks
