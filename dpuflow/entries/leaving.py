@@ -239,6 +239,10 @@ def not_beside(entries: Entries, places: Places, last: Ints) -> Ints:
     transfer = np.array([i.op == Op.SEND_RECV for i in places.instances], bool)[entries.collective]
     grouped = transfer & transfer[last] & ~apart & (entries.enter_ns == NEVER)
     doubt |= grouped & (_first_inputs(places) < entries.leave_ns[last])
+    # NCCL's receivers announce nothing over sockets; stages of a pipeline call them while they send.
+    streamed = np.zeros(len(places.instances), bool)
+    streamed[places.of[places.picked["wire"] == Wire.NCCL_DATA]] = True
+    doubt |= transfer & streamed[entries.collective] & (entries.enter_ns == NEVER)
     return np.where(known & doubt, -1, last)
 
 

@@ -36,7 +36,7 @@ from dpuflow.matching.credited import Pipe, connections_of, joined
 from dpuflow.matching.meanings import Meanings, Part, contrast_of
 from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import NO_CONTRAST
-from dpuflow.matching.structured import uneven_calls
+from dpuflow.matching.structured import may_be_sends, single_sends, uneven_calls
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
@@ -110,9 +110,14 @@ def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], 
     own = [job.of(np.concatenate([pipe.rows for pipe in part])) for part in parts]
     read = [spoken(mine, part) or _repeated(mine, part) for mine, part in zip(own, parts, strict=True)]
     often = max((len(each) for each in read if len({(i.op, i.size) for i in each}) == 1), default=0)
+    told = []
     for mine, part, instances in zip(own, parts, read, strict=True):
         again = _repeated(mine, part, often) if often >= TWICE and len(instances) != often else []
-        yield part, again or instances
+        told.append(again or instances)
+    # Beside other communicators two ranks are stages of a pipeline as well.
+    if any(may_be_sends(job.columns, job.exchanges, instances) for instances in told):
+        told = [single_sends(job, [((pipe.src, pipe.dst), pipe.rows) for pipe in part]) for part in parts]
+    yield from zip(parts, told, strict=True)
 
 
 def _by_ways(pipes: Sequence[Pipe]) -> list[list[Pipe]]:

@@ -98,6 +98,21 @@ def _is_evident(instance: Instance) -> bool:
     return len(instance.order) > 2 or bool(dependencies(instance.algorithm, 2))
 
 
+def may_be_sends(columns: Columns, exchanges: Rows, instances: Sequence[Instance]) -> bool:
+    """Whether ``instances`` of two ranks may be sends, which one makes and the other answers: neither needs
+    the other's messages there, and yet one nearly never sends before it has got something, if at all."""
+    if not instances or any(i.algorithm is None or _is_evident(i) for i in instances):
+        return False
+    asks = Counter[int]()
+    for instance in instances:
+        src, dst = (exchanges[end][instance.rows] for end in ("src", "dst"))
+        for end in instance.order:
+            mine = columns.starts[instance.rows[src == end]]
+            came = columns.arrivals[instance.rows[dst == end]]
+            asks[end] += bool(not len(mine) or (len(came) and mine.min() > came.min()))
+    return max(asks.values()) >= MOST * len(instances) or sum(asks.values()) >= MOST * len(instances)
+
+
 def _channels(exchanges: Rows, dealt: Ints, at: Ints, end: Ints) -> list[Streams]:
     """Connections ``dealt[at:end]`` by channel: the k-th of each pair of endpoints that are connected.
 
@@ -206,6 +221,16 @@ def uneven_calls(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> tuple[list[Ins
         if not left:
             found += [all_to_all(job, each, turn) for each in calls for turn in range(len(each[0].rows))]
     return found, np.concatenate([instance.rows for instance in found]) if found else rows[:0]
+
+
+def single_sends(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> list[Instance]:
+    """What ways of connections that nothing announces (NCCL's sockets) carry, each transfer by itself."""
+    beside, sending = Counter(edge for edge, _ in lines), Sending(job, np.concatenate([r for _, r in lines]))
+    by: dict[Edge, list[Parts]] = {}
+    for edge, line in lines:
+        none = np.zeros(len(line), np.int64)
+        by.setdefault(edge, []).append(Parts(job, edge, line, (none + 1, none), beside[edge], sending))
+    return [instance for each in _transfers(by) for instance in _sent(job, each, handed=False)]
 
 
 def _transfers(by: Mapping[Edge, Sequence[Parts]]) -> list[Transfers]:

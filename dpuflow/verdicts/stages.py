@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import classes
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.chance import SIGMAS, scatter_of_steps
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
@@ -66,6 +67,7 @@ class _Acts(NamedTuple):
     own_ns: Ints  # how long it worked for each, by several reckonings; NEVER where not known
     like: Ints  # number of what it is compared with: acts of peers that have the same; -1: with none
     unit: Ints  # the step, or the running number of a message
+    place: Ints  # ... and the act's number in it; 0 where acts of a unit are compared in one
     share: Floats  # of each act in that time, where it is that of several
 
 
@@ -164,7 +166,7 @@ def replicas_of(pipelines: Sequence[Pipeline], instances: Sequence[Instance]) ->
 
 def _acts_of(end: int, ties: Bools, single: Bools, entries: Entries, follows: Ints) -> _Acts:
     """What a stage does of its own accord: transfers it sends, and entering the collectives that ``ties``
-    marks; like are those that are as many acts after as many of these.
+    marks; like are those that are as many transfers, or collectives, after as many of these.
 
     It works since what the act follows from (``follows``, NEVER where that is not told), else since the last
     input, or its last act. By other reckonings since it was free to act: its own last data had left and its
@@ -184,7 +186,7 @@ def _acts_of(end: int, ties: Bools, single: Bools, entries: Entries, follows: In
         last: Ints = np.r_[NEVER, times][np.searchsorted(times, when, "right")]
         return last
 
-    acted = np.r_[NEVER, when[:-1]][: len(when)]
+    acted, begun = _last_acts(when, tying, before(inputs))
     since = np.where(follows[rows] != NEVER, follows[rows], np.maximum(before(inputs), acted))
     credit = entries.credit_ns[rows]
     kept = np.maximum(since, before(np.sort(entries.idle_ns[mine[sending]])))
@@ -194,9 +196,29 @@ def _acts_of(end: int, ties: Bools, single: Bools, entries: Entries, follows: In
     oldest = np.where(several, np.r_[inputs, 0][first], since)
     known = (since != NEVER) & (entries.retransmitted[rows] == 0)
     own = np.where(known, np.maximum(when - np.stack([since, kept, oldest]), 0), NEVER)
-    unit = np.searchsorted(when[tying], when)
-    place = np.arange(len(rows)) - np.searchsorted(unit, unit)
-    return _Acts(rows, own, unit << 16 | place, unit, np.ones(len(rows)))
+    unit, place = np.searchsorted(when[tying], begun), np.empty(len(rows), np.int64)
+    for kind, each in enumerate((~tying, tying)):
+        mine = unit[each]
+        place[each] = 2 * (np.arange(len(mine)) - np.searchsorted(mine, mine)) + kind
+    return _Acts(rows, own, unit << 16 | place, unit, place, np.ones(len(rows)))
+
+
+def _last_acts(when: Ints, tying: Bools, came: Ints) -> tuple[Ints, Ints]:
+    """For each act at ``when`` that of the last one before it (NEVER: none), and the time by which what it
+    may follow from had been done. ``tying``: it enters a collective; ``came``: when the last input had.
+
+    The last data of a step leaves beside the collective that ends it, sooner or later than that is entered:
+    what comes half a message's work after the other need not come after it.
+    """
+    sent = when[~tying]
+    gaps = (sent - np.maximum(came[~tying], np.r_[NEVER, sent][: len(sent)]))[1:]
+    begun = when - (int(np.median(gaps)) // 2 if len(gaps) else 0)
+    acted = np.empty(len(when), np.int64)
+    for own in (tying, ~tying):
+        times, others = when[own], when[~own]
+        beside = np.r_[NEVER, others][np.searchsorted(others, begun[own], "right")]
+        acted[own] = np.maximum(np.r_[NEVER, times][: len(times)], beside)
+    return acted, begun
 
 
 def _together(works: Sequence[Work | None], entries: Entries) -> _Acts | None:
@@ -217,7 +239,7 @@ def _together(works: Sequence[Work | None], entries: Entries) -> _Acts | None:
     known = (own != NEVER) & np.isfinite(whole)
     share = np.where(known, own / np.where(known & (whole > 0), whole, 1), 1)
     both: Ints = np.where(known, whole, NEVER).astype(np.int64)
-    return _Acts(rows, both[None], unit, unit, share)
+    return _Acts(rows, both[None], unit, unit, np.zeros(len(rows), np.int64), share)
 
 
 def _means(values: Ints, of: Ints) -> dict[int, float]:
@@ -228,8 +250,15 @@ def _means(values: Ints, of: Ints) -> dict[int, float]:
     return dict(zip(keys.tolist(), means.tolist(), strict=True))
 
 
+def _usual(values: Ints, of: Ints) -> dict[int, float]:
+    """The median of what is told of each class."""
+    known = values != NEVER
+    return {int(of[known][at[0]]): float(np.median(values[known][at])) for at in classes(of[known])}
+
+
 def _beside(acts: _Acts, others: Sequence[_Acts]) -> _Beside:
-    """What a stage worked for each act that tells, beside what its peers do for the like, in the median; by
+    """What a stage worked for each act that tells, beside what its peers do for the like, in the median, or
+    usually do at that place, if that is more: whose inputs come late has done some of the work before. By
     the reckoning that is kindest to it."""
     known = (acts.own_ns[0] != NEVER) & (acts.like >= 0)
     like, at = np.unique(acts.like[known], return_inverse=True)
@@ -241,8 +270,14 @@ def _beside(acts: _Acts, others: Sequence[_Acts]) -> _Beside:
     for own, *by in zip(acts.own_ns, *(each.own_ns for each in others), strict=True):
         means = [_means(values, each.like) for values, each in zip(by, others, strict=True)]
         told = [[mean[key] for mean in means if key in mean] or [otherwise] for key in like.tolist()]
-        usual = np.array([float(np.median(each)) for each in told])
-        beyond.append(own[known] - usual[at.reshape(-1)])
+        usual = np.array([float(np.median(each)) for each in told])[at.reshape(-1)]
+        rule = [_usual(values, each.place) for values, each in zip(by, others, strict=True)]
+        for place in np.unique(acts.place[known]).tolist() if len(usual) else ():
+            here = acts.place[known] == place
+            if any(place in each for each in rule):
+                least = float(np.median([each[place] for each in rule if place in each]))
+                usual[here] = np.maximum(usual[here], least)
+        beyond.append(own[known] - usual)
     return _Beside(known, acts.own_ns[0][known].astype(np.float64), np.min(beyond, axis=0), peers)
 
 
