@@ -180,3 +180,33 @@ def test_sizes_beyond_the_snap_length_are_inferred() -> None:
     assert told == {("reduce_scatter", "ring", 2 << 20, "simple"): 40}
     late = [row.endpoint for row in result.lateness if row.verdict == "late"]
     assert [str(end.address) for end in result.endpoints if end.id in late] == ["10.88.0.4"]
+
+
+TREE = "op: all_reduce, bytes: 65536, algorithm: tree, protocol: ll"
+
+
+@pytest.mark.parametrize(
+    ("ops", "compute_us", "late_us", "told"),
+    [
+        # The root of a tree of two hands on as soon as it has got something, as in an all_gather nobody need.
+        ([TREE, f"{TREE}, gap_us: 20"], 20, 200, set()),
+        (["op: all_gather, bytes: 65536"], 400, 2000, {"10.0.0.2"}),
+    ],
+)
+def test_who_answers_at_once_is_not_late(
+    ops: list[str], compute_us: int, late_us: int, told: set[str], tmp_path: Path
+) -> None:
+    """Of two ranks the second comes late to each operation, and the first sends what it needs after that."""
+    program = ", ".join(f"{{{op}}}" for op in ops)
+    job = f"""
+name: test
+job: {{kind: loop, iterations: 40, compute_us: {compute_us}, jitter_us: 0.5, ops: [{program}]}}
+faults: [{{kind: gpu_late, rank: 1, us: {late_us}}}]
+"""
+    cluster = {"nodes": 2, "link_gbps": 25, "latency_us": 5}
+    scenario = parse_scenario(job + settings(cluster=cluster, nccl=SOCKETS), "test.yaml")
+    captures = write_case(scenario, tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    address = {each.id: each.address for each in result.endpoints}
+    late = {address[row.endpoint] for row in result.lateness if row.verdict in ("late", "intermittent")}
+    assert told <= late <= {"10.0.0.2"}

@@ -24,7 +24,7 @@ from dpuflow.arrays.components import connected, in_a_row, least_connected
 from dpuflow.arrays.ordering import classes, numbered, order_within, spans
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
 from dpuflow.matching.credited import connections_of, credited_instances
-from dpuflow.matching.model import MOST, TWICE, Instance, InstanceView
+from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.matching.parts import UNITS, Parts, Sending, by_message, common_cuts, lines_of, transfers_of
 from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import Streams
@@ -103,14 +103,47 @@ def may_be_sends(columns: Columns, exchanges: Rows, instances: Sequence[Instance
     the other's messages there, and yet one nearly never sends before it has got something, if at all."""
     if not instances or any(i.algorithm is None or _is_evident(i) for i in instances):
         return False
-    asks = Counter[int]()
-    for instance in instances:
-        src, dst = (exchanges[end][instance.rows] for end in ("src", "dst"))
-        for end in instance.order:
-            mine = columns.starts[instance.rows[src == end]]
-            came = columns.arrivals[instance.rows[dst == end]]
-            asks[end] += bool(not len(mine) or (len(came) and mine.min() > came.min()))
-    return max(asks.values()) >= MOST * len(instances) or sum(asks.values()) >= MOST * len(instances)
+    answers = [answered(columns, exchanges, instance) for instance in instances]
+    often = Counter(end for each in answers for end in each)
+    return max(often.values(), default=0) >= MOST * len(instances) or all(answers)
+
+
+def answered(columns: Columns, exchanges: Rows, instance: Instance) -> dict[int, int]:
+    """Ranks that sent nothing before they had got something: for how long after that, 0 if nothing at all."""
+    src, dst = (exchanges[end][instance.rows] for end in ("src", "dst"))
+    found = {}
+    for end in instance.order:
+        mine, came = columns.starts[instance.rows[src == end]], columns.arrivals[instance.rows[dst == end]]
+        if not len(mine):
+            found[end] = 0
+        elif len(came) and mine.min() > came.min():
+            found[end] = int(mine.min() - came.min())
+    return found
+
+
+def at_once_answered(columns: Columns, exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
+    """``instances`` of two ranks, where one answers the other at once, of which nothing is dated then.
+
+    Where neither needs the other's messages both would send when they come. Who nearly always sends as soon
+    as it has got something, long before it would go on, may hand on a sum: a tree of two looks like that.
+    """
+    if len(instances) < TWICE or any(i.algorithm is None or _is_evident(i) for i in instances):
+        return list(instances)
+    order = sorted(instances, key=lambda i: int(columns.starts[i.rows].min()))
+    begin, end = (
+        np.array([int(of(times[i.rows])) for i in order])
+        for of, times in ((np.min, columns.starts), (np.max, columns.arrivals))
+    )
+    answers = [answered(columns, exchanges, instance) for instance in order]
+    for rank in order[0].order:
+        gaps = [each[rank] for each in answers if each.get(rank)]
+        if len(gaps) >= MOST * len(order) and np.median(gaps) <= RARE * np.median(begin[1:] - end[:-1]):
+            return [
+                replace(i, alike=(*i.alike, Op.ALL_REDUCE),
+                        view=replace(i.view, blind=i.view.blind | {i.order.index(rank)}))
+                for i in instances
+            ]  # fmt: skip
+    return list(instances)
 
 
 def _channels(exchanges: Rows, dealt: Ints, at: Ints, end: Ints) -> list[Streams]:
