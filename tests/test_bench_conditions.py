@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.conditions.__main__ import Outcome, matrix
 from bench.conditions.draw import draw
+from bench.conditions.outcome import Outcome
+from bench.conditions.summary import matrix
 from bench.conditions.truth import Cost, lasted, play
 
 if TYPE_CHECKING:

@@ -21,6 +21,7 @@ import numpy as np
 from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.findings.case import SMALL_SHARE
+from dpuflow.findings.onset import lasting
 from dpuflow.schema.rows import Seen, Wire
 from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
 
@@ -93,9 +94,18 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
         for end, held in of.items():
             least = max(TIMES * middle_of_others(times, held.ns), SMALL_SHARE * case.span_ns([end]))
             if held.ns > least and (end in slow) != surely:
-                why = Why.SLOW if end in slow else _why(case, end, held, paces[end])
+                turned = end in slow or _turned_slow(case, end, held)
+                why = Why.SLOW if turned else _why(case, end, held, paces[end])
                 found[end] = held._replace(why=why)
     return found
+
+
+def _turned_slow(case: Case, receiver: int, held: Held) -> bool:
+    """Whether a port is slower since messages are held there than it was before, as others are than it."""
+    part = case.joined.transfers[case.received[receiver]]
+    begin, _ = lasting(held.stretches, part["arrived_end_ns"], (case.joined.start_ns, case.joined.end_ns))
+    since = part["arrived_end_ns"] >= begin
+    return pace_ns(part[since]) > TIMES * pace_ns(part[~since]) > 0
 
 
 def _at_both(part: Rows | Picked) -> NDArray[np.bool_]:
