@@ -1,5 +1,5 @@
-"""Further jobs drawn at random: conditions that begin in the middle, those seen indirectly, late GPUs inside of
-nodes, tokens."""
+"""Further jobs drawn at random: conditions that begin in the middle, those seen indirectly, late GPUs inside
+of nodes, tokens."""
 
 from __future__ import annotations
 
