@@ -9,7 +9,7 @@ import numpy as np
 
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
-from dpuflow.findings.hang import captured_until, span_of
+from dpuflow.findings.hang import captured_until
 from dpuflow.quantities import duration, listed, name_of, node_name, percent
 from dpuflow.schema.rows import NEVER, Op
 
@@ -88,10 +88,11 @@ def find_early_stops(case: Case) -> Iterator[Finding]:
     until = captured_until(case.joined)
     spans: dict[int, list[tuple[int, int]]] = {}
     kinds: dict[int, Counter[tuple[Op, int | None]]] = {}
+    begun, ended_ns = case.spans_ns.tolist()
     for number, group in enumerate(case.inferred.group_of.tolist()):
-        span, each = span_of(case.inferred, number), case.instances[number]
-        if span is not None and each.op != Op.SEND_RECV:
-            spans.setdefault(group, []).append(span)
+        each = case.instances[number]
+        if begun[number] != NEVER and each.op != Op.SEND_RECV:
+            spans.setdefault(group, []).append((begun[number], ended_ns[number]))
             kinds.setdefault(group, Counter())[each.op, each.size] += 1
     ends = {group: max(end for _, end in each) for group, each in spans.items() if len(each) > FEWEST}
     for group, ended in ends.items():

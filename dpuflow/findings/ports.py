@@ -82,7 +82,10 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
         part = case.joined.transfers[rows := case.received[end]]
         mine = _at_both(part)
         if mine.any():
+            # What is beyond the scatter is asked of ports as quick as others, all that is late of slow ones.
             for surely, of in every.items():
+                if not surely and not slow:
+                    continue
                 # What a slow port carries costs what it takes longer than at the others' pace.
                 pace = usual[end] if end in slow else None
                 one = _held(case, rows[mine], part[mine], part, pace, surely=surely)
