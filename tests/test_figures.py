@@ -182,6 +182,25 @@ def test_tokens_with_what_prompts_add(tmp_path: Path) -> None:
     assert row.gap_ns == pytest.approx(row.step_ns, rel=0.01)
 
 
+def test_tokens_that_nothing_but_their_batch_parts(tmp_path: Path) -> None:
+    """A service that decodes without a pause, prompts among its tokens."""
+    scenario = {
+        "cluster": {"nodes": 2},
+        "job": {"kind": "service", "layers": 8, "bytes": 4096},
+        "clients": {"hosts": 3, "sessions": 2, "requests": 6, "tokens": 20, "think_us": 10_000},
+    }
+    write_case(parse_scenario(json.dumps(scenario), "test"), str(tmp_path))
+    truth = json.loads((tmp_path / "truth.json").read_text())["collectives"]
+    tokens, prompts = (
+        len({row["iter"] for row in truth if row["phase"] == phase}) for phase in ("decode", "prefill")
+    )
+    result = dpuflow.analyze([str(path) for path in sorted(tmp_path.glob("*.pcap.gz"))])
+    (row,) = result.decode
+    assert (row.layers, row.hidden_bytes) == (8, None)
+    assert abs(row.tokens - tokens) <= 1
+    assert abs(row.prefills - prompts) <= 1
+
+
 def test_what_messages_took_between_each_pair(tmp_path: Path) -> None:
     slow = {"kind": "slow_link", "node": 2, "gbps": 10, "where": "down"}
     result, _ = played(tmp_path, slow, cluster={"nodes": 4}, job=LOOP)
