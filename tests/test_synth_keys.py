@@ -62,6 +62,11 @@ def test_what_does_not_go_together_is_said(more: dict[str, object], says: str) -
         loop(REDUCE, settings(**more))
 
 
+def test_a_hot_rank_is_one_of_the_job_s() -> None:
+    with pytest.raises(OptionError, match=r"job\.hot: 9 is not one of the 4 ranks"):
+        parse_scenario(json.dumps({"job": {"kind": "experts", "hot": 9}}), "test")
+
+
 def test_nvls_needs_several_gpus_in_a_node() -> None:
     with pytest.raises(OptionError, match="nvls_tree is for nodes of several GPUs"):
         loop(REDUCE + ", algorithm: nvls_tree")

@@ -28,8 +28,13 @@ LATE: Final = ("late", "intermittent")
 
 
 def find_load_skews(case: Case) -> Iterator[Finding]:
-    """One finding for each group whose all_to_alls bring one member more than its share."""
-    for group, members in enumerate(case.inferred.groups):
+    """One finding for each group whose all_to_alls bring one member more than its share.
+
+    Only members are compared of whose messages all are seen: at their own nodes, or at all the others'.
+    """
+    captured = {end for ends in case.joined.local for end in ends}
+    for group, everyone in enumerate(case.inferred.groups):
+        members = [end for end in everyone if end in captured or captured.issuperset({*everyone} - {end})]
         numbers = [
             n
             for n in np.flatnonzero(case.inferred.group_of == group).tolist()
@@ -55,8 +60,8 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(round(lost), share),
             0.9,
-            f"{name} receives {percent(got[:, most].sum() / got.sum())} of what {len(numbers)} all_to_alls of"
-            f" {len(members)} bring, where an even share is {percent(1 / len(members))}:"
+            f"{name} receives {percent(got[:, most].sum() / got.sum())} of what {len(numbers)} all_to_alls"
+            f" bring {len(members)} members, where an even share is {percent(1 / len(members))}:"
             f" {duration(round(lost))} more transfer time in total ({percent(share)} of the time).",
         )
 

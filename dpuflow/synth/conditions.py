@@ -8,6 +8,7 @@ from dpuflow.synth.scenario import (
     Churn,
     CrossTraffic,
     Desync,
+    Experts,
     Flap,
     GpuLate,
     Hang,
@@ -41,6 +42,8 @@ def conditions(scenario: Scenario, begun_ns: Mapping[int, float]) -> list[dict[s
     """
     found = [_of_fault(scenario, fault) | lasting(fault, begun_ns) for fault in scenario.faults]
     job, clients = scenario.job, scenario.clients
+    if isinstance(job, Experts) and job.hot is not None:
+        found.append({"condition": "load_skew", "ranks": [job.hot]} | _ALWAYS)
     if isinstance(job, Service):
         if clients.until_us:
             stop = {"from_ns": clients.until_us * 1e3, "to_ns": clients.resume_us * 1e3}

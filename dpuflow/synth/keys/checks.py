@@ -61,6 +61,8 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
         return "job.sharded", "sharded training is data parallel alone: leave tp and pp at 1"
     if scenario.clients.node >= cluster.nodes:
         return "clients.node", f"{scenario.clients.node} is not one of the {cluster.nodes} nodes"
+    if isinstance(job, Experts) and job.hot is not None and job.hot >= scenario.ranks:
+        return "job.hot", f"{job.hot} is not one of the {scenario.ranks} ranks, which count from 0"
     if isinstance(job, Service) and not scenario.clients.hosts:
         return "clients.hosts", "a service without clients has nothing to do"
     if isinstance(job, PrefillDecode):
