@@ -54,6 +54,10 @@ def test_with_pxn_a_shared_nic_on_the_rail_is_the_sender_s_own() -> None:
             {"faults": [{"kind": "pause", "node": 1, "at_us": 0, "us": 50, "times": 2, "every_us": 10}]},
             r"faults\[0\].every_us: 10 is less than the 50 us",
         ),
+        (
+            {"faults": [{"kind": "loss", "share": 0.1, "from_us": 50, "until_us": 10}]},
+            r"faults\[0\].until_us: 10 is not after from_us, 50",
+        ),
         ({"faults": [{"kind": "pause", "node": 9, "at_us": 0, "us": 50}]}, r"faults\[0\].node: 9 is not one"),
     ],
 )

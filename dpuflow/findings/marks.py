@@ -75,7 +75,7 @@ def find_congestion(case: Case) -> Iterator[Finding]:
             condition,
             [*senders, receiver] if condition == "congestion" else [receiver, *senders],
             lasting(
-                lost.held if held is None else np.concatenate([lost.held, held.stretches], axis=1),
+                _when(case, rows[marks > 0], lost, held),
                 case.joined.columns["arrived_end_ns"][rows],
                 (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
             ),
@@ -85,6 +85,14 @@ def find_congestion(case: Case) -> Iterator[Finding]:
             evidence=message_evidence(case.captures, case.joined, _shown(rows, marks, held)),
             **(told if condition == "congestion" else {}),
         )
+
+
+def _when(case: Case, marked: Ints, lost: _Lost, held: Held | None) -> Ints:
+    """When messages were held, from and to; where none cost anything, when ``marked`` ones were under way."""
+    stretches = lost.held if held is None else np.concatenate([lost.held, held.stretches], axis=1)
+    if stretches.size:
+        return stretches
+    return np.stack([case.joined.columns[name][marked] for name in ("sent_ns", "arrived_end_ns")])
 
 
 _CONDITIONS: Final = {Why.FULL: "congestion", Why.PAUSED: "head_of_line", Why.SLOW: "slow_link"}

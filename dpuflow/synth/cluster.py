@@ -75,7 +75,7 @@ class Network:
         self._far_ns = self._near_ns + cluster.hop_us * 1e3
         self._leaf = cluster.nodes_per_leaf
         self._losses: dict[tuple[int, int], Losses | None] = {}
-        self._begun_us = 0.0
+        self._now_us = 0.0
 
     def slow_down(self, fault: SlowLink) -> None:
         """Links of a node run at the fault's rate from now on."""
@@ -85,9 +85,14 @@ class Network:
             if fault.where != "up":
                 port.down_ns = 8.0 / fault.gbps
 
-    def begin_losses(self, fault: Loss) -> None:
-        """What the fault loses is lost from now on."""
-        self._begun_us = max(self._begun_us, fault.from_us)
+    def speed_up(self, fault: SlowLink) -> None:
+        """They run at their own rate again."""
+        for port in (port for port in self.nics if port.node == fault.node):
+            port.up_ns = port.down_ns = 8.0 / self.scenario.cluster.link_gbps
+
+    def now_lost(self, us: float) -> None:
+        """What is lost at that time, us from the start, is lost from now on."""
+        self._now_us = us
         self._losses.clear()
 
     def near(self, src: Port, dst: Port) -> bool:
@@ -136,7 +141,9 @@ class Network:
         if key not in self._losses:
             kept = 1.0
             for fault in self.scenario.faults:
-                if not isinstance(fault, Loss) or fault.from_us > self._begun_us:
+                if not isinstance(fault, Loss) or fault.from_us > self._now_us:
+                    continue
+                if fault.until_us and fault.until_us <= self._now_us:
                     continue
                 here = fault.src in (None, key[0]) and fault.dst in (None, key[1])
                 if here and fault.traffic in ("all", self._whose(*key)):

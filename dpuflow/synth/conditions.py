@@ -57,10 +57,10 @@ def conditions(scenario: Scenario, begun_ns: Mapping[int, float]) -> list[dict[s
 
 def lasting(fault: Fault, begun_ns: Mapping[int, float]) -> dict[str, float | None]:
     """From when to when, ns since the start; None: from the start, to the end."""
-    first = getattr(fault, "iteration", None) or getattr(fault, "from_iteration", 0)
+    first: int = getattr(fault, "iteration", 0) or getattr(fault, "from_iteration", 0)
     since_us = getattr(fault, "from_us", 0.0) or getattr(fault, "at_us", 0.0)
     begin = begun_ns.get(first) if first else since_us * 1e3
-    end = None
+    end: float | None = getattr(fault, "until_us", 0.0) * 1e3 or None
     if isinstance(fault, Late) and fault.mode == "transient" and fault.iterations:
         end = begun_ns.get(first + fault.iterations)
     if isinstance(fault, (Flap, Pause, CrossTraffic)):

@@ -296,8 +296,11 @@ def _begin_faults(scenario: Scenario, network: Network, engine: Engine, fabric: 
                 port.answer_ns += fault.us * 1e3
         if isinstance(fault, SlowLink) and fault.from_us:
             engine.at(fault.from_us * 1e3, network.slow_down, fault)
-        if isinstance(fault, Loss) and fault.from_us:
-            engine.at(fault.from_us * 1e3, network.begin_losses, fault)
+        if isinstance(fault, SlowLink) and fault.until_us:
+            engine.at(fault.until_us * 1e3, network.speed_up, fault)
+        for us in (fault.from_us, fault.until_us) if isinstance(fault, Loss) else ():
+            if us:
+                engine.at(us * 1e3, network.now_lost, us)
         if not isinstance(fault, (CrossTraffic, Pause)):
             continue
         for port in (port for port in network.nics if port.node == fault.node):

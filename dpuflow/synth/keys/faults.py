@@ -130,6 +130,7 @@ class Loss(Fault):
         choices=("all", "fabric", "from_clients", "to_clients"),
     )
     from_us: float = setting(0.0, "from then on, us from the start", low=0)
+    until_us: float = setting(0.0, "until then; 0: to the end", low=0)
 
 
 @dataclass(kw_only=True)
@@ -151,6 +152,7 @@ class SlowLink(Fault):
     gbps: float = setting(MISSING, "its rate, Gbit/s", low=0.001)
     where: str = setting("both", "direction, as the node sees it", choices=("up", "down", "both"))
     from_us: float = setting(0.0, "from then on, us from the start", low=0)
+    until_us: float = setting(0.0, "until then; 0: to the end", low=0)
 
 
 @dataclass(kw_only=True)
