@@ -97,6 +97,42 @@ def test_operations_of_a_sound_job(tmp_path: Path) -> None:
     assert tax.gain_at_most == pytest.approx(tax.step_ns / (tax.step_ns - tax.exposed_ns))
 
 
+TRAINING = {"kind": "training", "steps": 10, "buckets": 2, "bucket_bytes": 4 << 20}
+DECODE = {"kind": "decode", "tokens": 20, "layers": 4, "bytes": 65536, "token_us": 200}
+
+
+@pytest.mark.parametrize(
+    ("job", "low"),
+    [
+        (LOOP, 0.98),
+        (TRAINING, 0.98),
+        (TRAINING | {"overlap": False}, 0.98),
+        # What operations take whatever they carry is left: many small ones.
+        (DECODE, 0.7),
+    ],
+    ids=["loop", "overlapped", "exposed", "decode"],
+)
+def test_what_communication_at_no_cost_would_gain(tmp_path: Path, job: dict[str, Any], low: float) -> None:
+    """The same job over links that take next to nothing for next to nothing."""
+
+    def step_ns(truth: dict[str, Any]) -> float:
+        ends: dict[int, int] = {}
+        for each in truth["collectives"]:
+            ends[each["iter"]] = max(ends.get(each["iter"], 0), *each["leave_ns"])
+        return float(np.median(np.diff(sorted(ends.values()))))
+
+    result, truth = played(tmp_path / "as_it_is", cluster={"nodes": 4}, job=job)
+    free = job | {key: 1024 for key in ("bytes", "bucket_bytes") if key in job}
+    free |= {"ops": [each | {"bytes": 1024} for each in job["ops"]]} if "ops" in job else {}
+    links = {"nodes": 4, "link_gbps": 1600, "latency_us": 0.05}
+    _, other = played(tmp_path / "free", cluster=links, job=free)
+    (tax,) = result.tax
+    gain = step_ns(truth) / step_ns(other)
+    assert gain > 1.1
+    assert tax.gain_at_most is not None
+    assert low < gain / tax.gain_at_most < 1.02
+
+
 def test_operations_of_a_rank_that_is_late(tmp_path: Path) -> None:
     late = {"kind": "gpu_late", "rank": 1, "us": 5000}
     result, truth = played(tmp_path, late, cluster={"nodes": 4}, job=LOOP)
