@@ -59,3 +59,15 @@ def test_what_a_busy_host_sends_twice_is_no_loss_from_either_end(
 def test_what_is_lost_is_a_loss_from_either_end(tmp_path: Path, nodes: tuple[int, ...]) -> None:
     scenario = ON_HOSTS | {"faults": [{"kind": "loss", "share": 0.02, "src": 0}]}
     assert "packet_loss" in told(tmp_path, scenario, *nodes)
+
+
+def test_loads_that_are_not_seen_whole_are_not_judged(tmp_path: Path) -> None:
+    scenario = {"seed": 2, "cluster": {"nodes": 4}, "job": {"kind": "experts", "steps": 8}}
+    write_case(parse_scenario(json.dumps(scenario), "test"), str(tmp_path))
+    states = {}
+    for files in (["node0.pcap.gz"], ["node0.pcap.gz", "node1.pcap.gz", "node2.pcap.gz"]):
+        result = dpuflow.analyze([str(tmp_path / file) for file in files])
+        (row,) = (row for row in result.judged if row.condition == "load_skew")
+        states[len(files)] = row
+    assert (states[1].state, states[3].state) == ("not_judged", "not_found")
+    assert states[1].reason == "what fewer than 3 members of a group receive was captured whole"

@@ -33,6 +33,7 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
     Only members are compared of whose messages all are seen: at their own nodes, or at all the others'.
     """
     captured = {end for ends in case.joined.local for end in ends}
+    compared = hidden = False
     for group, everyone in enumerate(case.inferred.groups):
         members = [end for end in everyone if end in captured or captured.issuperset({*everyone} - {end})]
         numbers = [
@@ -41,7 +42,9 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
             if case.instances[n].op == Op.ALL_TO_ALL and case.instances[n].complete
         ]
         if len(numbers) < FEWEST or len(members) < FEWEST:
+            hidden |= len(numbers) >= FEWEST and len(everyone) >= FEWEST
             continue
+        compared = True
         got = _received(case, numbers, members)
         extra = got - got.mean(axis=1, keepdims=True)
         mean, error = extra.mean(axis=0), extra.std(axis=0) / np.sqrt(len(numbers))
@@ -64,6 +67,8 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
             f" bring {len(members)} members, where an even share is {percent(1 / len(members))}:"
             f" {duration(round(lost))} more transfer time in total ({percent(share)} of the time).",
         )
+    if hidden and not compared:
+        raise NotJudgedError(f"what fewer than {FEWEST} members of a group receive was captured whole")
 
 
 def _received(case: Case, numbers: list[int], members: list[int]) -> Floats:
