@@ -77,6 +77,17 @@ def test_equal_collectives_without_a_pause_are_steps_of_one() -> None:
     assert (found.period, found.by_pause) == (1, False)
 
 
+def test_pauses_too_weak_to_tell_are_not_told_at_twice_their_distance() -> None:
+    """At each 24th place pauses are longer by some of their scatter; by chance at each 48th they stand out."""
+    draws = np.random.default_rng(3)
+    found = set()
+    for _ in range(200):
+        pause = draws.normal(50, 0.5, 24 * 30)
+        pause[::24] += np.abs(draws.normal(1.2, 0.5, 30))
+        found.add(_recurring(pause))
+    assert found <= {None, (24, 0)}
+
+
 def test_equal_collectives_are_told_apart_by_the_batch_that_changes_from_step_to_step() -> None:
     draw = random.Random(4)
     batches = [draw.choice((4096, 8192, 12288)) for _ in range(30)]

@@ -9,7 +9,7 @@ where their sizes change: what is batched does so from step to step, never withi
 
 from __future__ import annotations
 
-from math import exp, lgamma, log, log1p
+from math import erfc, exp, lgamma, log, log1p, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -38,6 +38,8 @@ STEADY = 6
 """Repetitions it takes to tell steps by their pauses; of few collectives each it takes more (``SELDOM``)."""
 SELDOM = 1e-3
 """How often chance may make pauses that are all alike look like steps, at any distance and place tried."""
+SURELY = 0.01
+"""How often chance may make pauses at a shorter distance look longer."""
 SAMPLE = 8192
 """Repetitions that are looked at for longer pauses; later ones continue the pattern."""
 
@@ -281,8 +283,24 @@ def _recurring(pause: Floats) -> tuple[int, int] | None:
                 for hits in (int((mine >= limit).sum()),)
             )
             if tried * min(chances) < SELDOM:
-                return period, place
+                return None if _of_shorter(pause, period, place) else (period, place)
     return None
+
+
+def _of_shorter(pause: Floats, period: int, place: int) -> bool:
+    """Whether pauses are longer at a divisor's distance, too, though not by enough to tell: then the period
+    may be several of that."""
+    at = np.arange(len(pause))
+    parts = [part for part in range(2, period) if period % part == 0]
+    for part in parts:
+        between = pause[(at % part == place % part) & (at % period != place)]
+        others = np.sort(pause[at % part != place % part])
+        # The rank-sum test, by its normal limit.
+        above = np.searchsorted(others, between).mean() / len(others) - 0.5
+        spread = sqrt((1 / len(between) + 1 / len(others)) / 12)
+        if erfc(above / spread / sqrt(2)) / 2 * len(parts) < SURELY:
+            return True
+    return False
 
 
 def _between_changes(sizes: Ints) -> tuple[int, int] | None:
