@@ -78,7 +78,7 @@ def test_equal_collectives_without_a_pause_are_steps_of_one() -> None:
 
 
 def test_pauses_too_weak_to_tell_are_not_told_at_twice_their_distance() -> None:
-    """At each 24th place pauses are longer by some of their scatter; by chance at each 48th they stand out."""
+    """At each 24th place pauses are longer by some of their scatter; by chance each 48th stands out."""
     draws = np.random.default_rng(3)
     found = set()
     for _ in range(200):
