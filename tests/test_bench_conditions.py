@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from bench.conditions.__main__ import Outcome, matrix
 from bench.conditions.draw import draw
+from bench.conditions.others import Told
+from bench.conditions.outcome import Outcome
+from bench.conditions.summary import asked, matrix
 from bench.conditions.truth import Cost, lasted, play
 
 if TYPE_CHECKING:
@@ -49,3 +51,33 @@ def test_what_may_be_chance_counts_neither_as_missed_nor_as_invented() -> None:
     ])  # fmt: skip
     assert lines[2:4] == ["| congestion | 1 | 1 | 1 | 0 | 0 | 0 |", "| straggler | 0 | 0 | 0 | 0 | 0 | 1 |"]
     assert "1 of 2 told above info are there; 1 of 1 healthy jobs" in lines[-1]
+
+
+def test_each_measure_stands_beside_what_is_wanted() -> None:
+    late = outcome(1, {"straggler": [0]}, ["straggler"], set())
+    late.partly = {"half": {"straggler", "load_skew"}, "one": set()}
+    taken = outcome(2, {"straggler": [0]}, ["slow_link"], set())
+    sound = outcome(3, {}, [], set())
+    sound.partly = {"half": {"load_skew"}, "one": set()}
+    stopped = outcome(4, {"hang": [1]}, ["hang"], set())
+    stopped.missing = {"all nodes": True, "one": False}
+    others = [
+        Told("p2p_throttling", "alternative"),
+        Told("pcie_saturation", "missed"),
+        Told("congestion", "right", 0.5),
+        Told("slow_link", "wrong", 7.0),
+        Told("slow_link", None),
+        Told("decode, a pause", "right"),
+    ]
+    rows = [line.strip("| ").split(" | ") for line in asked([late, taken, sound, stopped], others)]
+    here = {row[0]: row[-1] for row in rows}
+    assert here["recall, direct conditions"] == "2 of 3 (67 %)"
+    assert here["precision, direct conditions, above info"] == "2 of 3 (67 %)"
+    assert here["network taken for a late GPU, or the other way"] == "1 of 2 (50 %)"
+    assert here["captured at half of the nodes: precision"] == "1 of 3 (33 %)"
+    assert here["captured at half of the nodes: sound jobs with a finding above info"] == "1 of 1 (100 %)"
+    assert here["hang: missing rank right, captured at all nodes"] == "1 of 1 (100 %)"
+    assert here["hang: missing rank right, captured at one node beside it"] == "0 of 1 (0 %)"
+    assert here["indirect: it, or what else it may be, named"] == "1 of 2 (50 %)"
+    assert here["onset within 3 steps"] == "1 of 2 (50 %)"
+    assert here["decode, a pause"] == "1 right"

@@ -97,6 +97,42 @@ def test_operations_of_a_sound_job(tmp_path: Path) -> None:
     assert tax.gain_at_most == pytest.approx(tax.step_ns / (tax.step_ns - tax.exposed_ns))
 
 
+TRAINING = {"kind": "training", "steps": 10, "buckets": 2, "bucket_bytes": 4 << 20}
+DECODE = {"kind": "decode", "tokens": 20, "layers": 4, "bytes": 65536, "token_us": 200}
+
+
+@pytest.mark.parametrize(
+    ("job", "low"),
+    [
+        (LOOP, 0.98),
+        (TRAINING, 0.98),
+        (TRAINING | {"overlap": False}, 0.98),
+        # What operations take whatever they carry is left: many small ones.
+        (DECODE, 0.7),
+    ],
+    ids=["loop", "overlapped", "exposed", "decode"],
+)
+def test_what_communication_at_no_cost_would_gain(tmp_path: Path, job: dict[str, Any], low: float) -> None:
+    """The same job over links that take next to nothing for next to nothing."""
+
+    def step_ns(truth: dict[str, Any]) -> float:
+        ends: dict[int, int] = {}
+        for each in truth["collectives"]:
+            ends[each["iter"]] = max(ends.get(each["iter"], 0), *each["leave_ns"])
+        return float(np.median(np.diff(sorted(ends.values()))))
+
+    result, truth = played(tmp_path / "as_it_is", cluster={"nodes": 4}, job=job)
+    free = job | {key: 1024 for key in ("bytes", "bucket_bytes") if key in job}
+    free |= {"ops": [each | {"bytes": 1024} for each in job["ops"]]} if "ops" in job else {}
+    links = {"nodes": 4, "link_gbps": 1600, "latency_us": 0.05}
+    _, other = played(tmp_path / "free", cluster=links, job=free)
+    (tax,) = result.tax
+    gain = step_ns(truth) / step_ns(other)
+    assert gain > 1.1
+    assert tax.gain_at_most is not None
+    assert low < gain / tax.gain_at_most < 1.02
+
+
 def test_operations_of_a_rank_that_is_late(tmp_path: Path) -> None:
     late = {"kind": "gpu_late", "rank": 1, "us": 5000}
     result, truth = played(tmp_path, late, cluster={"nodes": 4}, job=LOOP)
@@ -180,6 +216,25 @@ def test_tokens_with_what_prompts_add(tmp_path: Path) -> None:
     assert (row.layers, row.hidden_bytes, row.prefills, row.prefill_ns_per_token) == (4, 65536, 0, 0)
     assert row.tokens in (19, 20)
     assert row.gap_ns == pytest.approx(row.step_ns, rel=0.01)
+
+
+def test_tokens_that_nothing_but_their_batch_parts(tmp_path: Path) -> None:
+    """A service that decodes without a pause, prompts among its tokens."""
+    scenario = {
+        "cluster": {"nodes": 2},
+        "job": {"kind": "service", "layers": 8, "bytes": 4096},
+        "clients": {"hosts": 3, "sessions": 2, "requests": 6, "tokens": 20, "think_us": 10_000},
+    }
+    write_case(parse_scenario(json.dumps(scenario), "test"), str(tmp_path))
+    truth = json.loads((tmp_path / "truth.json").read_text())["collectives"]
+    tokens, prompts = (
+        len({row["iter"] for row in truth if row["phase"] == phase}) for phase in ("decode", "prefill")
+    )
+    result = dpuflow.analyze([str(path) for path in sorted(tmp_path.glob("*.pcap.gz"))])
+    (row,) = result.decode
+    assert (row.layers, row.hidden_bytes) == (8, None)
+    assert abs(row.tokens - tokens) <= 1
+    assert abs(row.prefills - prompts) <= 1
 
 
 def test_what_messages_took_between_each_pair(tmp_path: Path) -> None:

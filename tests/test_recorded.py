@@ -184,6 +184,40 @@ def test_sizes_of_the_inspector(tmp_path: Path) -> None:
     assert recorded.calls == [Call("reduce_scatter", 256)]  # it counts what one of four ranks receives
 
 
+def profile(calls: list[dict[str, Any]], rank: int) -> str:
+    """What NCCL's example profiler plugin would write of these calls (print_event.cc), proxies left out."""
+    lines = ['{"name": "Group", "cat": "GROUP", "ph": "b", "id": 0, "pid": 7, "tid": 1, "ts": 1.0},']
+
+    words = {"all_reduce": "AllReduce", "all_gather": "AllGather"}
+    for number, each in enumerate(calls):
+        size = each["bytes"]
+        for phase, at, args in (
+            ("b", min(each["enter_ns"]) - 5_000_000, {
+                "SeqNum": number, "CommHash": 77, "Rank": rank, "Count": size // 4,
+                "Datatype": "ncclFloat32", "Algorithm": "RING", "Protocol": "SIMPLE", "nChannels": 2,
+            }),
+            ("e", each["leave_ns"][rank], None),
+        ):  # fmt: skip
+            event = {"name": words[each["op"]], "cat": "COLL", "ph": phase, "id": number, "pid": 7, "tid": 1}
+            event |= {"ts": at / 1e3} | ({} if args is None else {"args": args})
+            lines.append(json.dumps(event) + ",")
+    return "\n".join(["[", *lines, "{}]", ""])
+
+
+def test_events_of_the_profiler_plugin(tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]]) -> None:
+    result, truth = job
+    file = tmp_path / "nccl_77_1.json"
+    file.write_text(profile(truth, 1))
+    (recorded,) = read_recorded(str(file))
+    told = compare(result, recorded)
+    assert (told.rank, told.both, told.ops, told.only_file) == (1, len(truth), len(truth), 0)
+    assert told.sizes == told.told_sizes > 0
+    assert told.apart_ns is None  # it begins when the host enqueued them
+    file.write_text(file.read_text()[:-40])  # the process was killed
+    with pytest.raises(FormatError, match="not whole"):
+        read_recorded(str(file))
+
+
 @pytest.mark.skipif(not KINETO.is_dir(), reason="needs the shared captures")
 @pytest.mark.parametrize(
     ("name", "rank", "calls"),

@@ -14,9 +14,10 @@ from dpuflow.entries import build_entries
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.outline import list_steps
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.parallelism import Tokens
+from dpuflow.verdicts.parallelism import Tokens, _largest_batch
 from dpuflow.verdicts.steps import (
     Steps,
+    _between_changes,
     _covered,
     _drawn,
     _pattern,
@@ -74,6 +75,46 @@ def test_equal_collectives_are_told_apart_by_the_pause_between_tokens() -> None:
 def test_equal_collectives_without_a_pause_are_steps_of_one() -> None:
     (found,), _ = steps_of(play([4096] * 8, 12))
     assert (found.period, found.by_pause) == (1, False)
+
+
+def test_pauses_too_weak_to_tell_are_not_told_at_twice_their_distance() -> None:
+    """At each 24th place pauses are longer by some of their scatter; by chance each 48th stands out."""
+    draws = np.random.default_rng(3)
+    found = set()
+    for _ in range(200):
+        pause = draws.normal(50, 0.5, 24 * 30)
+        pause[::24] += np.abs(draws.normal(1.2, 0.5, 30))
+        found.add(_recurring(pause))
+    assert found <= {None, (24, 0)}
+
+
+def test_equal_collectives_are_told_apart_by_the_batch_that_changes_from_step_to_step() -> None:
+    draw = random.Random(4)
+    batches = [draw.choice((4096, 8192, 12288)) for _ in range(30)]
+    (found,), step = steps_of(play([size for size in batches for _ in range(8)], 1))
+    assert (found.period, found.by_pause) == (8, True)
+    assert np.unique(np.bincount(step[step >= 0])).tolist() == [3 * 8]
+
+
+def test_sizes_that_change_anywhere_part_no_steps() -> None:
+    changes = np.random.default_rng(2)
+    found = [_between_changes(np.cumsum(changes.random(240) < 0.1)) for _ in range(200)]
+    assert found.count(None) >= 199  # one in a thousand
+    assert _between_changes(np.repeat(changes.permutation(60), 8)) == (8, 0)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "largest"),
+    [
+        ([8, 8, 16, 24, 8], 24),  # a batch that grows
+        ([8, 8, 8, 8 * 64, 16], 16),  # a prompt
+        ([8, 8, 64, 80, 24, 16], 24),  # prompts of two lengths
+        ([16, 16, 16], 16),
+        ([8, 24, 24, 24], 24),  # one request, then three at once
+    ],
+)
+def test_batches_grow_by_a_request_at_a_time(sizes: list[int], largest: int) -> None:
+    assert _largest_batch(np.array(sizes)) == largest
 
 
 def test_a_late_rank_makes_no_step() -> None:

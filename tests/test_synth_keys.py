@@ -54,12 +54,21 @@ def test_with_pxn_a_shared_nic_on_the_rail_is_the_sender_s_own() -> None:
             {"faults": [{"kind": "pause", "node": 1, "at_us": 0, "us": 50, "times": 2, "every_us": 10}]},
             r"faults\[0\].every_us: 10 is less than the 50 us",
         ),
+        (
+            {"faults": [{"kind": "loss", "share": 0.1, "from_us": 50, "until_us": 10}]},
+            r"faults\[0\].until_us: 10 is not after from_us, 50",
+        ),
         ({"faults": [{"kind": "pause", "node": 9, "at_us": 0, "us": 50}]}, r"faults\[0\].node: 9 is not one"),
     ],
 )
 def test_what_does_not_go_together_is_said(more: dict[str, object], says: str) -> None:
     with pytest.raises(OptionError, match=says):
         loop(REDUCE, settings(**more))
+
+
+def test_a_hot_rank_is_one_of_the_job_s() -> None:
+    with pytest.raises(OptionError, match=r"job\.hot: 9 is not one of the 4 ranks"):
+        parse_scenario(json.dumps({"job": {"kind": "experts", "hot": 9}}), "test")
 
 
 def test_nvls_needs_several_gpus_in_a_node() -> None:

@@ -28,7 +28,10 @@ def test_who_hangs_sends_nothing_more_and_the_others_wait(tmp_path: Path) -> Non
     scenario = loop(REDUCE, settings(**stopped(kind="hang", us=50_000)), iterations=6)
     write_case(scenario, str(tmp_path))
     truth = json.loads((tmp_path / "truth.json").read_text())
-    assert truth["conditions"] == [{"condition": "hang", "ranks": [2]}]
+    begun = min(filter(None, truth["collectives"][-1]["leave_ns"]))
+    (row,) = truth["conditions"]
+    assert (row["condition"], row["ranks"], row["to_ns"]) == ("hang", [2], None)
+    assert row["from_ns"] > begun  # its peers enter the next operation
     assert [row["iter"] for row in truth["collectives"]] == [0, 1, 2]
     assert truth["unfinished"] == [
         {"op": "all_reduce", "bytes": 1 << 20, "ranks": [0, 1, 2, 3], "entered": [0, 1, 3]}
@@ -48,7 +51,7 @@ def test_who_passes_another_size_is_alone_with_it(tmp_path: Path) -> None:
     scenario = loop(REDUCE, settings(**stopped(kind="desync", bytes=4 << 20)), iterations=6)
     write_case(scenario, str(tmp_path))
     truth = json.loads((tmp_path / "truth.json").read_text())
-    assert truth["conditions"] == [{"condition": "desync", "ranks": [2]}]
+    assert [(row["condition"], row["ranks"]) for row in truth["conditions"]] == [("desync", [2])]
     assert [row["iter"] for row in truth["collectives"]] == [0, 1, 2]
     entered = {row["bytes"]: row["entered"] for row in truth["unfinished"]}
     assert entered[4 << 20] == [2]
@@ -147,3 +150,29 @@ def test_an_operation_that_was_never_finished_costs_none_before_it(tmp_path: Pat
     result = analyze([str(file) for file in sorted(tmp_path.glob("node*.pcap"))])
     whole = [c for c in result.collectives if c.complete and len(c.ranks) == 4]
     assert [(c.op, c.bytes) for c in whole] == [(op, 1 << 20)] * 6
+
+
+@pytest.mark.parametrize(
+    ("kind", "more"),
+    [("slow_link", {"node": 1, "gbps": 5}), ("loss", {"src": 1, "share": 0.02})],
+)
+def test_what_begins_in_the_middle_leaves_what_is_before_as_it_was(
+    tmp_path: Path, kind: str, more: dict[str, Any]
+) -> None:
+    truths = []
+    for from_us in (0.0, 1000.0):
+        fault = {"kind": kind, "from_us": from_us, **more}
+        folder = tmp_path / str(from_us)
+        write_case(loop(REDUCE, settings(cluster={"nodes": 4}, faults=[fault]), iterations=6), str(folder))
+        truths.append(json.loads((folder / "truth.json").read_text()))
+    write_case(loop(REDUCE, settings(cluster={"nodes": 4}), iterations=6), str(tmp_path / "sound"))
+    sound = json.loads((tmp_path / "sound" / "truth.json").read_text())["collectives"]
+    always, later = truths
+    assert always["conditions"][0]["from_ns"] is None
+    begin_ns = later["conditions"][0]["from_ns"]
+    before = [row["leave_ns"] for row in later["collectives"] if max(row["leave_ns"]) < begin_ns]
+    assert 0 < len(before) < 6
+    assert before == [row["leave_ns"] for row in sound[: len(before)]]
+    ends = [max(truth["collectives"][-1]["leave_ns"]) for truth in (always, later)]
+    assert ends[0] > max(sound[-1]["leave_ns"])
+    assert ends[1] > max(sound[-1]["leave_ns"])

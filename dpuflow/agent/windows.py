@@ -78,7 +78,10 @@ class Windows:
         """Settle what can be, ``tables`` holding all that came before ``until_ns``; ``counts`` are theirs."""
         from dpuflow.analysis import analyze_tables
 
-        worked = analyze_tables([self._within(tables, counts)], ranks=self.ranks, names=self.names)
+        held = self._within(tables, counts)
+        if held.info.last_ns is not None:  # who sends nothing is silent until now, not until the last packet
+            held = replace(held, info=replace(held.info, last_ns=max(held.info.last_ns, until_ns)))
+        worked = analyze_tables([held], ranks=self.ranks, names=self.names)
         keys = _message_keys(tables.messages, counts.flow, self._shifted_ns)
         spans = _Spans(worked, tables.messages, keys, self._shifted_ns)
         fresh = self._fresh(spans)

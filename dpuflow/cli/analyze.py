@@ -139,8 +139,8 @@ def _say(result: Analysis, color: str, warnings_only: bool) -> None:
     metavar="FILE",
     multiple=True,
     help="What the job itself recorded: a trace of PyTorch's profiler, a dump of its Flight Recorder, a log"
-    " of NCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL), lines of its Inspector. Says how far it"
-    " agrees.",
+    " of NCCL (NCCL_DEBUG=INFO, NCCL_DEBUG_SUBSYS=INIT,COLL), lines of its Inspector, events of its"
+    " profiler plugin. Says how far it agrees.",
 )
 @click.option("--ranks", "ranks_file", metavar="FILE", help="Rank map, YAML: address to rank, GPU and host.")
 @click.option(

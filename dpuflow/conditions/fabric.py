@@ -41,7 +41,8 @@ ROWS: Final = (
         "load_skew",
         EAST_WEST,
         "One member receives more than an even share of the bytes of all_to_all operations.",
-        "its mean over the operations is above an even share, with 99.9 % confidence over all members.",
+        "its mean over the operations is above an even share, with 99.9 % confidence over all members whose"
+        " messages are all seen (three at least).",
         "What the extra bytes take at the link's usual pace, of the captured time.",
         "Look at the router's balance (auxiliary loss, capacity factor) and at where hot experts are placed.",
         ("a data set that favours some experts",),
@@ -100,7 +101,8 @@ ROWS: Final = (
         EAST_WEST,
         "Packets are sent again that the receiver lacked, or whose acknowledgment was lost; what it had"
         " already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left out.",
-        "more than one in ten thousand of a flow's packets is lost, and messages were held up by it.",
+        "more than one in ten thousand of a flow's packets is lost, and messages were held up by it. Of RoCE"
+        " from one end alone: as often as the receiver asked again (NAK).",
         "The time that messages were held up, as far as it lies on the critical path of steps, or in steps"
         " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
@@ -165,7 +167,8 @@ ROWS: Final = (
         "Data takes three times as long as between other endpoints, leaves its node late, or comes through a"
         " receiver's port at a third of the other ports' pace whenever messages queue for it.",
         "messages take three times as long as those of the same operation and size on the other links; or a"
-        " port passes queued messages at a third of the median pace of the other ports.",
+        " port passes queued messages at a third of the median pace of the other ports. A link or port that"
+        " turned slow is judged by what came since, a port also against itself before.",
         "What messages took longer, as far as it lies on the critical path of steps: of the captured time.",
         f"{_PORT}, at both ends, and other jobs on the path.",
         ("a busy receiver host that cannot take data faster", "traffic of another job"),

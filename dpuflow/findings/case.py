@@ -17,6 +17,7 @@ from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
 from dpuflow.requests import find_requests
 from dpuflow.results import Finding
+from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import CRITICAL_SHARE, QUARTER_IN_SIGMAS, SIGMAS
 
 if TYPE_CHECKING:
@@ -99,6 +100,20 @@ class Case:
         numbers = number_connections(self.joined.flows)
         found: NDArray[np.bool_] = np.isin(numbers, self.requests.connections.number)
         return found
+
+    @cached_property
+    def spans_ns(self) -> NDArray[np.int64]:
+        """Of each operation the first and the last sign of its ranks (two rows); NEVER where nothing dates
+        any."""
+        entries = self.inferred.entries
+        times = np.stack([entries.enter_ns, entries.leave_ns])
+        if not times.size:
+            return np.zeros((2, 0), np.int64)
+        starts = entries.offsets[:-1]
+        least = np.where(times == NEVER, np.iinfo(np.int64).max, times).min(axis=0)
+        first = np.minimum.reduceat(least, starts)
+        last = np.maximum.reduceat(times.max(axis=0), starts)
+        return np.stack([np.where(last == NEVER, NEVER, first), last])
 
     @cached_property
     def jobs(self) -> list[Job]:

@@ -10,6 +10,7 @@ from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence, most
 from dpuflow.findings.losses import FEWEST, held_up
+from dpuflow.findings.onset import lasting
 from dpuflow.quantities import duration, listed, name_of
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 def find_starvation(case: Case) -> Iterator[Finding]:
     """One finding for each receiver that answered RoCE messages by receiver-not-ready NAKs."""
-    from dpuflow.kernels.links import AGAIN, SENDER
+    from dpuflow.kernels.links import AGAIN, FROM, SENDER
 
     flows = case.joined.flows
     for receiver in np.unique(flows["src"][flows["rnr"] > 0]).tolist():
@@ -29,7 +30,8 @@ def find_starvation(case: Case) -> Iterator[Finding]:
         senders = sorted({int(dst) for dst in flows["dst"][numbers]})
         columns = case.received.columns(receiver)
         theirs = np.isin(columns[SENDER], senders)
-        held_ns = covered_ns(held_up(columns[:, theirs]))
+        held = held_up(columns[:, theirs])
+        held_ns = covered_ns(held)
         refused = int(flows["rnr"][numbers].sum())
         names = [name_of(case.result.endpoints[sender]) for sender in senders]
         yield starved(
@@ -43,6 +45,7 @@ def find_starvation(case: Case) -> Iterator[Finding]:
             ),
             0.9 if refused >= FEWEST else 0.6,
             Cost(held_ns, held_ns / case.span_ns([receiver])),
+            lasting(held, columns[FROM, theirs], (case.joined.start_ns, case.joined.end_ns)),
         )
 
 
@@ -64,13 +67,20 @@ def find_slow_receivers(case: Case) -> Iterator[Finding]:
 
 
 def starved(
-    case: Case, endpoints: list[int], summary: str, evidence: list[Evidence], confidence: float, cost: Cost
+    case: Case,
+    endpoints: list[int],
+    summary: str,
+    evidence: list[Evidence],
+    confidence: float,
+    cost: Cost,
+    times: tuple[int, int] | None = None,
 ) -> Finding:
-    """A receiver, first of ``endpoints``, that did not take what the others had for it."""
+    """A receiver, first of ``endpoints``, that did not take what the others had for it; ``times``: from when
+    to when, all of what was captured without it."""
     return make_finding(
         "credit_starvation",
         endpoints,
-        (case.joined.start_ns, case.joined.end_ns),
+        times or (case.joined.start_ns, case.joined.end_ns),
         cost,
         confidence,
         summary,

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
     from dpuflow.findings.unfinished import Rest, Stopped
     from dpuflow.results import Analysis, Finding
     from dpuflow.schema.tables import Joined
-    from dpuflow.verdicts import Inferred
 
 
 def find_hangs(case: Case) -> Iterator[Finding]:
@@ -106,11 +105,14 @@ class _Last(NamedTuple):
 def _last_of(case: Case, group: int) -> _Last | None:
     """A group's last operation; None where it was finished, or where too few came before it."""
     entries = case.inferred.entries
-    spans = [(span_of(case.inferred, n), n) for n in np.flatnonzero(case.inferred.group_of == group).tolist()]
-    seen = sorted((span, number) for span, number in spans if span is not None)
-    if len(seen) < TWICE + 1:
+    mine = np.flatnonzero(case.inferred.group_of == group)
+    first, last = case.spans_ns[:, mine]
+    order = np.lexsort((mine, last, first))
+    order = order[first[order] != NEVER]
+    if len(order) < TWICE + 1:
         return None
-    ((_, left), before), ((began, ended), number) = seen[-2:]
+    before, number = mine[order[-2:]].tolist()
+    (_, left), (began, ended) = case.spans_ns[:, mine[order[-2:]]].T.tolist()
     rows = np.arange(*entries.offsets[number : number + 2])
     if entries.whole[rows[0]] or case.instances[number].op == Op.SEND_RECV:
         return None
@@ -119,11 +121,11 @@ def _last_of(case: Case, group: int) -> _Last | None:
     return _Last(
         number,
         before,
-        len(seen) - 1,
+        len(order) - 1,
         began,
         ended,
         left,
-        TWICE * int(np.diff([span[0] for span, _ in seen]).max()),
+        TWICE * int(np.diff(first[order]).max()),
         entries.endpoint[rows[gone]].tolist(),
         acts[acts != NONE32].tolist(),
     )
@@ -218,14 +220,6 @@ def _quiet(case: Case, stopped: Stopped, until: dict[int, int]) -> str:
     """For how long nothing has come, as far as the captures go of those who should have sent."""
     goes_on = min(until.get(end, case.joined.end_ns) for end in stopped.missing or stopped.waiting)
     return f"for {(goes_on - stopped.ended_ns) / 1e9:.3g} s"
-
-
-def span_of(inferred: Inferred, number: int) -> tuple[int, int] | None:
-    """From the first to the last sign of a collective's ranks; None where nothing dates any."""
-    rows = slice(*inferred.entries.offsets[number : number + 2].tolist())
-    times = np.concatenate([inferred.entries.enter_ns[rows], inferred.entries.leave_ns[rows]])
-    times = times[times != NEVER]
-    return (int(times.min()), int(times.max())) if len(times) else None
 
 
 def captured_until(joined: Joined) -> dict[int, int]:

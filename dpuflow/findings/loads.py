@@ -9,7 +9,7 @@ import numpy as np
 
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
-from dpuflow.findings.hang import captured_until, span_of
+from dpuflow.findings.hang import captured_until
 from dpuflow.quantities import duration, listed, name_of, node_name, percent
 from dpuflow.schema.rows import NEVER, Op
 
@@ -28,15 +28,23 @@ LATE: Final = ("late", "intermittent")
 
 
 def find_load_skews(case: Case) -> Iterator[Finding]:
-    """One finding for each group whose all_to_alls bring one member more than its share."""
-    for group, members in enumerate(case.inferred.groups):
+    """One finding for each group whose all_to_alls bring one member more than its share.
+
+    Only members are compared of whose messages all are seen: at their own nodes, or at all the others'.
+    """
+    captured = {end for ends in case.joined.local for end in ends}
+    compared = hidden = False
+    for group, everyone in enumerate(case.inferred.groups):
+        members = [end for end in everyone if end in captured or captured.issuperset({*everyone} - {end})]
         numbers = [
             n
             for n in np.flatnonzero(case.inferred.group_of == group).tolist()
             if case.instances[n].op == Op.ALL_TO_ALL and case.instances[n].complete
         ]
         if len(numbers) < FEWEST or len(members) < FEWEST:
+            hidden |= len(numbers) >= FEWEST and len(everyone) >= FEWEST
             continue
+        compared = True
         got = _received(case, numbers, members)
         extra = got - got.mean(axis=1, keepdims=True)
         mean, error = extra.mean(axis=0), extra.std(axis=0) / np.sqrt(len(numbers))
@@ -55,10 +63,12 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(round(lost), share),
             0.9,
-            f"{name} receives {percent(got[:, most].sum() / got.sum())} of what {len(numbers)} all_to_alls of"
-            f" {len(members)} bring, where an even share is {percent(1 / len(members))}:"
+            f"{name} receives {percent(got[:, most].sum() / got.sum())} of what {len(numbers)} all_to_alls"
+            f" bring {len(members)} members, where an even share is {percent(1 / len(members))}:"
             f" {duration(round(lost))} more transfer time in total ({percent(share)} of the time).",
         )
+    if hidden and not compared:
+        raise NotJudgedError(f"what fewer than {FEWEST} members of a group receive was captured whole")
 
 
 def _received(case: Case, numbers: list[int], members: list[int]) -> Floats:
@@ -88,10 +98,11 @@ def find_early_stops(case: Case) -> Iterator[Finding]:
     until = captured_until(case.joined)
     spans: dict[int, list[tuple[int, int]]] = {}
     kinds: dict[int, Counter[tuple[Op, int | None]]] = {}
+    begun, ended_ns = case.spans_ns.tolist()
     for number, group in enumerate(case.inferred.group_of.tolist()):
-        span, each = span_of(case.inferred, number), case.instances[number]
-        if span is not None and each.op != Op.SEND_RECV:
-            spans.setdefault(group, []).append(span)
+        each = case.instances[number]
+        if begun[number] != NEVER and each.op != Op.SEND_RECV:
+            spans.setdefault(group, []).append((begun[number], ended_ns[number]))
             kinds.setdefault(group, Counter())[each.op, each.size] += 1
     ends = {group: max(end for _, end in each) for group, each in spans.items() if len(each) > FEWEST}
     for group, ended in ends.items():

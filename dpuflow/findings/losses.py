@@ -9,6 +9,7 @@ import numpy as np
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import make_finding
 from dpuflow.findings.evidence import message_evidence, most
+from dpuflow.findings.onset import lasting
 from dpuflow.quantities import duration, listed, name_of, percent
 from dpuflow.schema.rows import NEVER, Seen
 
@@ -70,7 +71,11 @@ def find_losses(case: Case) -> Iterator[Finding]:
         yield make_finding(
             "packet_loss",
             [place, *sorted(others)],
-            (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
+            lasting(
+                stretches,
+                np.concatenate([case.joined.columns["sent_ns"][sent[sender]] for sender in senders]),
+                (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
+            ),
             case.cost(share, [place]),
             0.5 if lost < FEWEST else 0.9,
             f"{lost:,} of {packets:,} packets {ways} {name_of(ends[place])}{to} were retransmitted"

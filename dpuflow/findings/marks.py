@@ -10,6 +10,7 @@ import numpy as np
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence, worst
+from dpuflow.findings.onset import lasting
 from dpuflow.findings.ports import Why, carried_ns, held_on_the_way
 from dpuflow.findings.slow import among
 from dpuflow.quantities import duration, listed, name_of
@@ -73,13 +74,25 @@ def find_congestion(case: Case) -> Iterator[Finding]:
         yield make_finding(
             condition,
             [*senders, receiver] if condition == "congestion" else [receiver, *senders],
-            (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
+            lasting(
+                _when(case, rows[marks > 0], lost, held),
+                case.joined.columns["arrived_end_ns"][rows],
+                (int(flows["first_ns"][numbers].min()), int(flows["last_ns"][numbers].max())),
+            ),
             _cost(case, receiver, rows, lost, held, why),
             0.9,
             f"{said}{why if held is None else _stood(held)}",
             evidence=message_evidence(case.captures, case.joined, _shown(rows, marks, held)),
             **(told if condition == "congestion" else {}),
         )
+
+
+def _when(case: Case, marked: Ints, lost: _Lost, held: Held | None) -> Ints:
+    """When messages were held, from and to; where none cost anything, when ``marked`` ones were under way."""
+    stretches = lost.held if held is None else np.concatenate([lost.held, held.stretches], axis=1)
+    if stretches.size:
+        return stretches
+    return np.stack([case.joined.columns[name][marked] for name in ("sent_ns", "arrived_end_ns")])
 
 
 _CONDITIONS: Final = {Why.FULL: "congestion", Why.PAUSED: "head_of_line", Why.SLOW: "slow_link"}
@@ -115,7 +128,7 @@ def _stood(held: Held) -> str:
         Why.PAUSED: "and nothing came through meanwhile, then all at once: its port stood still, as one that"
         " is paused (PFC) does.",
         Why.SLOW: "and whenever messages queue for it they come through at a third of the other ports' pace,"
-        " or more slowly: its port is slow.",
+        " or of its own before, or more slowly: its port is slow.",
     }[held.why]
     return (
         f" Messages to it were held on the way for up to {duration(int(held.late_ns.max()))},"

@@ -21,6 +21,7 @@ import numpy as np
 from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.findings.case import SMALL_SHARE
+from dpuflow.findings.onset import lasting
 from dpuflow.schema.rows import Seen, Wire
 from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
 
@@ -81,7 +82,10 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
         part = case.joined.transfers[rows := case.received[end]]
         mine = _at_both(part)
         if mine.any():
+            # What is beyond the scatter is asked of ports as quick as others, all that is late of slow ones.
             for surely, of in every.items():
+                if not surely and not slow:
+                    continue
                 # What a slow port carries costs what it takes longer than at the others' pace.
                 pace = usual[end] if end in slow else None
                 one = _held(case, rows[mine], part[mine], part, pace, surely=surely)
@@ -93,9 +97,18 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
         for end, held in of.items():
             least = max(TIMES * middle_of_others(times, held.ns), SMALL_SHARE * case.span_ns([end]))
             if held.ns > least and (end in slow) != surely:
-                why = Why.SLOW if end in slow else _why(case, end, held, paces[end])
-                found[end] = held._replace(why=why)
+                found[end] = held._replace(why=Why.SLOW if end in slow else _why(case, end, held, paces[end]))
     return found
+
+
+def _slower_since(case: Case, receiver: int, held: Held) -> float | None:
+    """The pace of a port since messages are held there, where it is as much slower than it was before as slow
+    ports are than others."""
+    part = case.joined.transfers[case.received[receiver]]
+    begin, _ = lasting(held.stretches, part["arrived_end_ns"], (case.joined.start_ns, case.joined.end_ns))
+    since = part["arrived_end_ns"] >= begin
+    later, before = pace_ns(part[since]), pace_ns(part[~since])
+    return later if later > TIMES * before > 0 else None
 
 
 def _at_both(part: Rows | Picked) -> NDArray[np.bool_]:
@@ -112,10 +125,13 @@ def _why(case: Case, receiver: int, held: Held, pace: float) -> Why:
     marked = case.joined.columns["ecn_marked"][held.rows] > 0
     if held.late_ns[marked].sum() > ALL * held.late_ns.sum():
         return Why.FULL
+    slower = _slower_since(case, receiver, held)
     part = case.joined.transfers[case.received[receiver]]
     part = part[(part["seen"] & Seen.AT_RECEIVER) != 0]
-    stood, together = stood_ns(held.stretches, passing(part, pace))
-    return Why.PAUSED if stood > MOST * together else Why.FULL
+    stood, together = stood_ns(held.stretches, passing(part, slower or pace))
+    if stood > MOST * together:
+        return Why.PAUSED
+    return Why.SLOW if slower else Why.FULL
 
 
 def pace_ns(part: Rows) -> float:

@@ -3,8 +3,10 @@
 RoCE goes back to the first packet that is missing and repeats all from there (InfiniBand volume 1, 9.7.2),
 and a host short of time acknowledges so late that the sender begins again. What the receiver's own capture
 holds twice was there the first time; if its acknowledgment came as quickly as others do, nothing was lost.
-Where a receiver asks again by NAK it lacked one packet at least, wherever that was lost. TCP's needless
-repeats are counted where its packets are read (D-SACK).
+Where a receiver asks again by NAK it lacked one packet at least, wherever that was lost. It asks for all but
+the last one that it was sent: so where only the sender was captured packets were lost as often as it asked,
+unless so few messages came again that each may have lost its last packet. TCP's needless repeats are counted
+where its packets are read (D-SACK).
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import numpy as np
 
 from dpuflow.join.common import number_connections
 from dpuflow.schema.rows import NEVER, NONE32, Seen, Transport, Wire
+from dpuflow.verdicts.chance import RARE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -51,9 +54,11 @@ def find_repeats(captures: Sequence[CaptureTables], joined: Joined) -> Repeats:
     lost = again - flows["spurious"].astype(np.int64)
     rows = np.flatnonzero(joined.columns["retransmitted"])
     part = joined.transfers[rows]
-    both = ((part["seen"] & Seen.AT_SENDER) != 0) & ((part["seen"] & Seen.AT_RECEIVER) != 0)
-    both &= (part["wire"] >= Wire.ROCE_SEND) & (part["wire"] <= Wire.ROCE_SEND_IMM)
-    rows, part = rows[both], part[both]
+    of_roce = (part["wire"] >= Wire.ROCE_SEND) & (part["wire"] <= Wire.ROCE_SEND_IMM)
+    of_roce &= (part["seen"] & (Seen.AT_SENDER | Seen.AT_RECEIVER)) != 0
+    rows, part = rows[of_roce], part[of_roce]
+    flow = _flows_of(joined, part["connection"].astype(np.int64), part["src"].astype(np.int64))
+    asked = _asked_again(flows)
     twice = np.zeros(len(rows), np.int64)
     for capture, tables in enumerate(captures):
         mine = part["arrival_capture"] == capture
@@ -63,14 +68,30 @@ def find_repeats(captures: Sequence[CaptureTables], joined: Joined) -> Repeats:
     told = part["acked_ns"] - part["taken_ns"] <= slowest
     told &= (part["acked_ns"] != NEVER) & (part["taken_ns"] != NEVER)
     had = np.where(told, np.minimum(twice, part["retransmitted"]), 0)
-    flow = _flows_of(joined, part["connection"].astype(np.int64), part["src"].astype(np.int64))
     known = flow >= 0
+    ends = part["seen"] & (Seen.AT_SENDER | Seen.AT_RECEIVER)
+    alone = (ends == Seen.AT_RECEIVER) | ((ends == Seen.AT_SENDER) & _not_last(flows, flow, asked))
+    alone &= known
+    had[alone] = part["retransmitted"][alone]
     spared = np.bincount(flow[known], had[known], len(flows)).astype(np.int64)
     roce = flows["transport"] == Transport.ROCE
-    lost = np.where(roce, np.maximum(again - spared, np.minimum(again, _asked_again(flows))), lost)
+    lost = np.where(roce, np.maximum(again - spared, np.minimum(again, asked)), lost)
     # Where a receiver asked again, which message it was for is not known.
     sound = known & (had == part["retransmitted"]) & (lost[np.maximum(flow, 0)] == 0)
     return Repeats(np.maximum(lost, 0), rows[sound], slowest)
+
+
+def _not_last(flows: Rows, flow: Ints, asked: Ints) -> NDArray[np.bool_]:
+    """For each message that came again, with its ``flow``: whether its sender's did so unasked more often
+    than chance, once in a thousand times, makes all of them lose their last packets.
+
+    Of lost packets as many are a message's last as of all packets.
+    """
+    again = np.bincount(flow[flow >= 0], minlength=len(flows))
+    unasked = np.maximum(again - asked, 0)
+    last = flows["messages"] / np.maximum(flows["packets"].astype(np.float64), 1)
+    chance = np.bincount(flows["src"], unasked * np.log(np.clip(last, 1e-9, 1)))
+    return np.asarray(chance[flows["src"][flow]] < np.log(RARE), np.bool_)
 
 
 def _slowest_answer(joined: Joined) -> int:

@@ -10,6 +10,7 @@ from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence, worst
 from dpuflow.findings.losses import FEWEST, too_often
+from dpuflow.findings.onset import lasting
 from dpuflow.quantities import listed, name_of
 from dpuflow.verdicts.chance import CRITICAL_SHARE
 
@@ -72,9 +73,10 @@ def _together(case: Case) -> Iterator[_Slow]:
         slow = [link for link in slow if node not in link[:2]]
         mine: list[Ints] = []
         closed, lossy = 0, False
-        for src, dst, _ in here:
+        for src, dst, number in here:
             rows = case.received[dst]
             long = joined.transfers["packets"][rows] >= LONG
+            long &= joined.columns["sent_ns"][rows] >= links.since_ns[number]
             mine.append(rows[(joined.columns["src"][rows] == src) & long])
             back = (joined.flows["src"] == dst) & (joined.flows["dst"] == src)
             closed += int(joined.flows["zero_window"][back].sum())
@@ -105,12 +107,22 @@ def _usual_pace(case: Case) -> float:
 
 def _cost(case: Case, slow: _Slow) -> Cost:
     """What steps took longer because messages took longer than at the usual pace."""
-    moved = case.joined.transfers[slow.rows]
-    size = moved["bytes"].astype(np.float64)
-    longer = np.maximum(slow.took - _usual_pace(case), 0) * size
+    return case.cost(case.taken_share(_longer(case, slow), [slow.node]), [slow.node])
+
+
+def _longer(case: Case, slow: _Slow, times: float = 1) -> Ints:
+    """When messages took longer than at the usual pace, of those that took so many ``times`` as long."""
+    moved, usual = case.joined.transfers[slow.rows], _usual_pace(case)
+    longer = np.maximum(slow.took - usual, 0) * moved["bytes"].astype(np.float64)
     end = np.maximum(moved["sent_end_ns"], moved["arrived_end_ns"])
-    share = case.taken_share(np.stack([end - longer.astype(np.int64), end]), [slow.node])
-    return case.cost(share, [slow.node])
+    return np.stack([end - longer.astype(np.int64), end])[:, slow.took >= times * usual]
+
+
+def _lasting(case: Case, slow: _Slow) -> tuple[int, int]:
+    """From when to when: since most messages take so long that the link is slow."""
+    moved = case.joined.transfers[slow.rows]
+    end = np.maximum(moved["sent_end_ns"], moved["arrived_end_ns"])
+    return lasting(_longer(case, slow, TIMES), end, (case.joined.start_ns, case.joined.end_ns))
 
 
 def _moves(case: Case, slow: _Slow) -> str:
@@ -133,7 +145,7 @@ def _starved(case: Case, slow: _Slow) -> Finding:
         f"{_moves(case, slow)}, and the receivers announced a window of zero {slow.closed} times:"
         " the receivers were slow, not the path."
     )
-    return starved(case, endpoints, said, evidence, 0.8, _cost(case, slow))
+    return starved(case, endpoints, said, evidence, 0.8, _cost(case, slow), _lasting(case, slow))
 
 
 def _slow_link(case: Case, slow: _Slow) -> Finding:
@@ -143,7 +155,7 @@ def _slow_link(case: Case, slow: _Slow) -> Finding:
     found = make_finding(
         "slow_link",
         endpoints,
-        (case.joined.start_ns, case.joined.end_ns),
+        _lasting(case, slow),
         cost,
         0.5 if slow.lossy or slow.unlike else 0.9 if len(slow.links) > 1 else 0.7,
         f"{_moves(case, slow)}: the path {'may be' if slow.unlike else 'is'} slow, not the ranks.",

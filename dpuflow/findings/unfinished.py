@@ -102,9 +102,10 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
     numbers = numbers[entries.whole[entries.offsets[numbers]]]
     if len(numbers) < TWICE + 1:
         return None
-    starts = np.array([_first_signs(exchanges[case.instances[n].rows]).min() for n in numbers.tolist()])
+    of = [case.instances[n].rows for n in numbers.tolist()]
+    done, counts = np.concatenate(of), np.array([len(rows) for rows in of])
+    starts = np.minimum.reduceat(_first_signs(Picked(exchanges, done)), np.cumsum(counts) - counts)
     numbers, starts = numbers[np.argsort(starts, kind="stable")], np.sort(starts)
-    done = np.concatenate([case.instances[n].rows for n in numbers.tolist()])
     rows = lines.after(done)
     rows = rows[_first_signs(exchanges[rows]) > starts[-1]]
     if not len(rows):
@@ -205,7 +206,7 @@ def _missing(part: Sequence[Rest], acted: frozenset[int]) -> frozenset[int]:
     return absent & waited or absent
 
 
-def _first_signs(rows: Rows) -> Ints:
+def _first_signs(rows: Rows | Picked) -> Ints:
     times = np.stack([rows[name] for name in ("offer_ns", "grant_ns", "data_ns", "arrived_ns")])
     first: Ints = np.where(times == NEVER, np.iinfo(np.int64).max, times).min(axis=0)
     return first

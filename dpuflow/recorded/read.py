@@ -16,6 +16,7 @@ from dpuflow.recorded.flight import read_flight
 from dpuflow.recorded.inspector import MARK, read_inspector
 from dpuflow.recorded.kineto import read_kineto
 from dpuflow.recorded.nccllog import read_log
+from dpuflow.recorded.profiler import is_profile, read_profile
 
 if TYPE_CHECKING:
     from dpuflow.recorded.calls import Recorded
@@ -86,6 +87,8 @@ def _read(file: str, data: bytes) -> list[Recorded]:
 
 
 def _dump(file: str, value: Any) -> Recorded:
+    if isinstance(value, list) and is_profile(value):
+        return read_profile(file, value)
     if isinstance(value, list):  # a Chrome trace without its frame
         value = {"traceEvents": value}
     if isinstance(value, dict) and "traceEvents" in value:

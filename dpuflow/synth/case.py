@@ -57,8 +57,18 @@ def _truth(played: Played) -> dict[str, Any]:
         ],
         "requests": [_request(begin_ns, request) for request in played.requests],
         "transfers": [_transfer(begin_ns, transfer, works) for transfer in played.transfers],
-        "conditions": conditions(played.scenario),
+        "conditions": _conditions(begin_ns, played.scenario, begun),
     }
+
+
+def _conditions(begin_ns: int, scenario: Scenario, begun: list[Work]) -> list[dict[str, Any]]:
+    """Conditions with the times between which they last, on node 0's clock."""
+    first = {work.iteration: min(work.enter_ns.values()) for work in reversed(begun)}
+    rows = conditions(scenario, first)
+    for row in rows:
+        for key in ("from_ns", "to_ns"):
+            row[key] = None if row[key] is None else begin_ns + round(row[key])
+    return rows
 
 
 def _request(begin_ns: int, request: Request) -> dict[str, Any]:

@@ -47,12 +47,8 @@ class Network:
         share = cluster.gpus_per_node // per_node
         self.ports = [self.nics[rank // share] for rank in range(scenario.ranks)]  # by rank
         for fault in scenario.faults:
-            if isinstance(fault, SlowLink):
-                for port in self.nics[fault.node * per_node : (fault.node + 1) * per_node]:
-                    if fault.where != "down":
-                        port.up_ns = 8.0 / fault.gbps
-                    if fault.where != "up":
-                        port.down_ns = 8.0 / fault.gbps
+            if isinstance(fault, SlowLink) and not fault.from_us:
+                self.slow_down(fault)
         random = stream(scenario.seed, "addresses")
         vendor = bytes((0x02, random.randrange(256), random.randrange(256)))
         serials = random.sample(range(1 << 24), len(self.nics) + scenario.clients.hosts)
@@ -79,6 +75,25 @@ class Network:
         self._far_ns = self._near_ns + cluster.hop_us * 1e3
         self._leaf = cluster.nodes_per_leaf
         self._losses: dict[tuple[int, int], Losses | None] = {}
+        self._now_us = 0.0
+
+    def slow_down(self, fault: SlowLink) -> None:
+        """Links of a node run at the fault's rate from now on."""
+        for port in (port for port in self.nics if port.node == fault.node):
+            if fault.where != "down":
+                port.up_ns = 8.0 / fault.gbps
+            if fault.where != "up":
+                port.down_ns = 8.0 / fault.gbps
+
+    def speed_up(self, fault: SlowLink) -> None:
+        """They run at their own rate again."""
+        for port in (port for port in self.nics if port.node == fault.node):
+            port.up_ns = port.down_ns = 8.0 / self.scenario.cluster.link_gbps
+
+    def now_lost(self, us: float) -> None:
+        """What is lost at that time, us from the start, is lost from now on."""
+        self._now_us = us
+        self._losses.clear()
 
     def near(self, src: Port, dst: Port) -> bool:
         """Whether both are under one leaf switch."""
@@ -126,8 +141,12 @@ class Network:
         if key not in self._losses:
             kept = 1.0
             for fault in self.scenario.faults:
-                here = isinstance(fault, Loss) and fault.src in (None, key[0]) and fault.dst in (None, key[1])
-                if isinstance(fault, Loss) and here and fault.traffic in ("all", self._whose(*key)):
+                if not isinstance(fault, Loss) or fault.from_us > self._now_us:
+                    continue
+                if fault.until_us and fault.until_us <= self._now_us:
+                    continue
+                here = fault.src in (None, key[0]) and fault.dst in (None, key[1])
+                if here and fault.traffic in ("all", self._whose(*key)):
                     kept *= 1.0 - fault.share
             random = stream(self.scenario.seed, "loss", *key)
             self._losses[key] = Losses(1.0 - kept, random) if kept < 1.0 else None

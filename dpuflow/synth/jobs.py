@@ -329,6 +329,14 @@ def _prefill_decode(job: PrefillDecode, builder: Builder) -> None:
                 builder.compute(second, job.layers * job.layer_us, job.jitter_us)
 
 
+def _usual(job: Experts, src: int, dst: int, ranks: int) -> float:
+    """How many tokens a rank sends to another one in the mean."""
+    if job.hot is None or job.hot == src or ranks <= 2:
+        return job.tokens
+    rest = (1 - job.hot_share) / (ranks - 2)
+    return job.tokens * (ranks - 1) * (job.hot_share if job.hot == dst else rest)
+
+
 def _experts(job: Experts, builder: Builder) -> None:
     """Layer by layer: tokens go to their experts and come back, both one-sided."""
     ranks = range(builder.scenario.ranks)
@@ -337,7 +345,9 @@ def _experts(job: Experts, builder: Builder) -> None:
         builder.begin(step)
         for layer in range(job.layers):
             counts = {
-                (src, dst): max(1, round(job.tokens * (1 + job.skew * draw.uniform(-1.0, 1.0))))
+                (src, dst): max(
+                    1, round(_usual(job, src, dst, len(ranks)) * (1 + job.skew * draw.uniform(-1, 1)))
+                )
                 for src in ranks
                 for dst in ranks
                 if src != dst

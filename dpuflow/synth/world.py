@@ -22,7 +22,7 @@ from dpuflow.synth.packets import at_ports
 from dpuflow.synth.pooled import Pool, Pooled
 from dpuflow.synth.ranks import Rank, Work
 from dpuflow.synth.requests import SERVICE, Session
-from dpuflow.synth.scenario import CrossTraffic, Flap, Loss, Nvlink, Pause, Service, SlowPcie, Stop
+from dpuflow.synth.scenario import CrossTraffic, Flap, Loss, Nvlink, Pause, Service, SlowLink, SlowPcie, Stop
 from dpuflow.synth.seeds import stream
 from dpuflow.synth.segments import Streams
 from dpuflow.synth.served import FrontEnd, Served, build_service, draw_requests, replica_of
@@ -289,11 +289,18 @@ def _serve(
 
 
 def _begin_faults(scenario: Scenario, network: Network, engine: Engine, fabric: Fabric) -> None:
-    """Pauses and other jobs' traffic come at their times."""
+    """What does not last for the whole job comes at its time."""
     for fault in scenario.faults:
         if isinstance(fault, SlowPcie):
             for port in (port for port in network.nics if port.node == fault.node):
                 port.answer_ns += fault.us * 1e3
+        if isinstance(fault, SlowLink) and fault.from_us:
+            engine.at(fault.from_us * 1e3, network.slow_down, fault)
+        if isinstance(fault, SlowLink) and fault.until_us:
+            engine.at(fault.until_us * 1e3, network.speed_up, fault)
+        for us in (fault.from_us, fault.until_us) if isinstance(fault, Loss) else ():
+            if us:
+                engine.at(us * 1e3, network.now_lost, us)
         if not isinstance(fault, (CrossTraffic, Pause)):
             continue
         for port in (port for port in network.nics if port.node == fault.node):

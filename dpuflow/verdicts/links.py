@@ -28,10 +28,12 @@ from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import ONE_SIDED, places_of, previous_row
 from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Wire
-from dpuflow.verdicts.chance import is_material
+from dpuflow.verdicts.chance import is_material, turn_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
+
+    from numpy.typing import NDArray
 
     from dpuflow.arrays import Bools, Floats, Ints
     from dpuflow.entries import Entries
@@ -54,6 +56,7 @@ class Links(NamedTuple):
     lost_ns: Floats  # time beyond that of their like, all messages together
     messages: Ints
     slow: Bools
+    since_ns: Ints  # of a link that turned slow: when; NEVER of all others
 
 
 def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
@@ -91,10 +94,12 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
         lost[order],
         count[order],
         (count[order] >= FEWEST) & (stretch[middle] >= SLOW_FACTOR),
+        np.full(len(order), NEVER),
     )
     if len(links.src):
         for row in np.flatnonzero(links.slow).tolist():
             links.slow[row] = _surely(stretch[link == order[row]])
+        _turned(links, stretch, link, order, lambda: _measured(exchanges, part))
         links.slow[:] |= _held_back(exchanges[(of >= 0) & (exchanges["wire"] == Wire.GLOO_DATA)], links)
     if links.slow.any():
         picked, of = exchanges[of >= 0], of[of >= 0]
@@ -102,6 +107,38 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
         for row in np.flatnonzero(links.slow).tolist():
             _weigh(links, row, picked[parts[row]], of[parts[row]], trip)
     return links
+
+
+def _measured(exchanges: Rows, part: NDArray[np.uint8]) -> tuple[Ints, Floats]:
+    """Of each message that ``durations`` picks when it was sent, and the time that it took a byte."""
+    from dpuflow.kernels.links import FEWEST_PACKETS
+
+    whole = (exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER)
+    at = np.flatnonzero((part > 0) & (exchanges["packets"] >= FEWEST_PACKETS) & whole)
+    sending = exchanges["data_end_ns"][at] - exchanges["data_ns"][at]
+    took = np.maximum(sending, exchanges["arrived_end_ns"][at] - exchanges["arrived_ns"][at])
+    return exchanges["data_ns"][at], took / np.maximum(exchanges["bytes"][at].astype(np.float64), 1)
+
+
+def _turned(
+    links: Links, stretch: Floats, link: Ints, order: Ints, measured: Callable[[], tuple[Ints, Floats]]
+) -> None:
+    """Links that turned slow while the job ran: they are, judged by what they carried since then."""
+    slow = stretch >= SLOW_FACTOR
+    some = np.bincount(link, slow, len(order))[order]
+    rows = np.flatnonzero(~links.slow & (some >= FEWEST))
+    if not len(rows):
+        return
+    sent_ns, pace = measured()
+    for row in rows.tolist():
+        mine = np.flatnonzero(link == order[row])
+        mine = mine[np.argsort(sent_ns[mine], kind="stable")]
+        turn = turn_of(slow[mine])
+        if turn is None or len(mine) - turn < FEWEST or not _surely(stretch[mine[turn:]]):
+            continue
+        since = mine[turn:]
+        links.slow[row], links.since_ns[row] = True, sent_ns[since[0]]
+        links.stretch[row], links.pace_ns[row] = np.median(stretch[since]), np.median(pace[since])
 
 
 def _by_link(rows: Rows | Picked, links: Links) -> list[Ints]:

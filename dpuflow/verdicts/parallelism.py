@@ -149,7 +149,8 @@ def find_tokens(
 ) -> Tokens | None:
     """Steps that are tokens: all of their collectives all_reduces of one group and size, an even number.
 
-    A step whose all_reduces are at least twice as large as usual reads a prompt: as many tokens at once.
+    A step whose all_reduces are at least twice as large as those of any other, but for the next larger batch,
+    reads a prompt: as many tokens at once.
     Steps that pause half of their time or more before they begin are no tokens (a training step with
     equal buckets looks alike, and works forward first); nor are those that begin when a cache has come, with
     a collective of ``fed``: these are requests, and nothing parts the tokens of one.
@@ -172,9 +173,17 @@ def find_tokens(
         return None
     if np.mean(np.isin(which[:: steps.period], fed)) >= 0.5:
         return None
-    usual = float(np.median(sizes[:, 0]))
-    long = sizes[:, 0] >= 2 * usual
+    long = sizes[:, 0] > _largest_batch(sizes[:, 0])
     return Tokens(steps, np.flatnonzero(~long), np.flatnonzero(long))
+
+
+def _largest_batch(sizes: Ints) -> int:
+    """Of sizes of steps the largest that tokens have: batches grow by a request at a time, and a prompt is
+    many tokens at once. What most steps have is a batch."""
+    each = np.unique(sizes)
+    one = int(np.gcd.reduce(each))
+    prompts = (each[1:] >= 2 * each[:-1]) & (np.diff(each) > one) & (each[1:] > np.median(sizes))
+    return int(each[np.flatnonzero(prompts)[0]] if prompts.any() else each[-1])
 
 
 _IN_TWO: Final = ("ring", "segmented_ring", "rabenseifner")

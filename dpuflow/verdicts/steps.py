@@ -3,12 +3,13 @@
 A training step or a generated token is the same sequence of operations again and again. Each
 endpoint's own sequence is searched, as it entered them: groups that take turns do not fall into the
 same order everywhere. Where all collectives are alike, the longer pause that recurs at even
-distances tells the steps apart (a token's work between the last layer and the first of the next).
+distances tells the steps apart (a token's work between the last layer and the first of the next); else
+where their sizes change: what is batched does so from step to step, never within one.
 """
 
 from __future__ import annotations
 
-from math import exp, lgamma
+from math import erfc, exp, lgamma, log, log1p, sqrt
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -37,6 +38,8 @@ STEADY = 6
 """Repetitions it takes to tell steps by their pauses; of few collectives each it takes more (``SELDOM``)."""
 SELDOM = 1e-3
 """How often chance may make pauses that are all alike look like steps, at any distance and place tried."""
+SURELY = 0.01
+"""How often chance may make pauses at a shorter distance look longer."""
 SAMPLE = 8192
 """Repetitions that are looked at for longer pauses; later ones continue the pattern."""
 
@@ -47,7 +50,7 @@ class Steps(NamedTuple):
     endpoints: list[int]
     reference: int  # the endpoint whose sequence they were told from
     period: int  # collectives and transfers of ``reference`` in a step
-    by_pause: bool  # the steps were told by their pauses: all their collectives are alike
+    by_pause: bool  # told by their pauses, or by what they batch: all their collectives are alike
     ends: Ints
 
 
@@ -70,8 +73,9 @@ def find_steps(instances: Sequence[Instance], entries: Entries, group: Ints) -> 
                 continue
             which = entries.collective[rows]
             one = _steps_of(fine[which], pause[rows], tied[which])
-            if one is None:
-                one = _steps_of(coarse[which], pause[rows], tied[which])
+            if one is None or one[:2] == (1, False):
+                by_size = _steps_of(coarse[which], pause[rows], tied[which], fine[which])
+                one = by_size if one is None or (by_size is not None and by_size[1]) else one
             if one is None:
                 one = _steps_between(fine[which], pause[rows], tied[which])
             if one is None:
@@ -147,8 +151,13 @@ def _pauses(entries: Entries) -> Floats:
     return np.repeat(own[middle], count)
 
 
-def _steps_of(classes: Ints, pause: Floats, tied: Bools) -> tuple[int, bool, Ints] | None:
-    """Period, whether pauses told it, and each place's step (-1 outside), for one endpoint's sequence."""
+def _steps_of(
+    classes: Ints, pause: Floats, tied: Bools, sizes: Ints | None = None
+) -> tuple[int, bool, Ints] | None:
+    """Period, whether pauses told it, and each place's step (-1 outside), for one endpoint's sequence.
+
+    ``sizes``: classes that differ by size, too, of what may change from step to step.
+    """
     found = _pattern(classes)
     if found is None:
         return None
@@ -158,6 +167,8 @@ def _steps_of(classes: Ints, pause: Floats, tied: Bools) -> tuple[int, bool, Int
     numbers = np.full(len(classes), -1, np.int64)
     phase = _phase(places, pause, tied, period)
     longer = _recurring(pause[places][phase::period])
+    if longer is None and sizes is not None and period == 1:
+        longer = _between_changes(sizes[places])
     if longer is not None:
         phase, period, by_pause = phase + longer[1] * period, longer[0] * period, True
     # Whole steps only, and none over a hole in the pattern.
@@ -272,8 +283,46 @@ def _recurring(pause: Floats) -> tuple[int, int] | None:
                 for hits in (int((mine >= limit).sum()),)
             )
             if tried * min(chances) < SELDOM:
-                return period, place
+                return None if _of_shorter(pause, period, place) else (period, place)
     return None
+
+
+def _of_shorter(pause: Floats, period: int, place: int) -> bool:
+    """Whether pauses are longer at a divisor's distance, too, though not by enough to tell: then the period
+    may be several of that."""
+    at = np.arange(len(pause))
+    parts = [part for part in range(2, period) if period % part == 0]
+    for part in parts:
+        between = pause[(at % part == place % part) & (at % period != place)]
+        others = np.sort(pause[at % part != place % part])
+        # The rank-sum test, by its normal limit.
+        above = np.searchsorted(others, between).mean() / len(others) - 0.5
+        spread = sqrt((1 / len(between) + 1 / len(others)) / 12)
+        if erfc(above / spread / sqrt(2)) / 2 * len(parts) < SURELY:
+            return True
+    return False
+
+
+def _between_changes(sizes: Ints) -> tuple[int, int] | None:
+    """The longest distance of which nearly all distances between changes of size are multiples, and where the
+    first of them is; None where chance may have made it.
+
+    What is batched changes from step to step, never within one.
+    """
+    at = np.flatnonzero(np.diff(sizes)) + 1
+    apart = np.diff(at)
+    for period in range(min(LONGEST, len(sizes) // REPEATS), 1, -1):
+        whole = int((apart % period == 0).sum())
+        if whole >= REGULAR * len(apart) and _often(whole, len(apart), 1 / period) * LONGEST < SELDOM:
+            return period, int(np.bincount(at % period).argmax())
+    return None
+
+
+def _often(least: int, draws: int, share: float) -> float:
+    """The chance that ``least`` of ``draws`` or more come true, each with the chance ``share``."""
+    ways = (lgamma(draws + 1) - lgamma(k + 1) - lgamma(draws - k + 1) for k in range(least, draws + 1))
+    logs = (w + k * log(share) + (draws - k) * log1p(-share) for k, w in enumerate(ways, least))
+    return sum(map(exp, logs))
 
 
 def _drawn(least: int, draws: int, marked: int, total: int) -> float:

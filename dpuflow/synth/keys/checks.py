@@ -4,7 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.synth.keys.faults import Churn, CrossTraffic, Desync, Flap, Late, Pause, Stop
+from dpuflow.synth.keys.faults import (
+    Churn,
+    CrossTraffic,
+    Desync,
+    Flap,
+    Late,
+    Loss,
+    Pause,
+    SlowLink,
+    Stop,
+)
 from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, Experts, PrefillDecode, Service
 
 if TYPE_CHECKING:
@@ -34,6 +44,8 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
                 f"faults[{i}].kind",
                 "tokens have no one size that a rank could get wrong: take another job",
             )
+        if isinstance(fault, (Loss, SlowLink)) and 0 < fault.until_us <= fault.from_us:
+            return f"faults[{i}].until_us", f"{fault.until_us:g} is not after from_us, {fault.from_us:g}"
         for name in ("node", "src", "dst"):
             node = getattr(fault, name, None)
             if node is not None and node >= cluster.nodes:
@@ -61,6 +73,8 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
         return "job.sharded", "sharded training is data parallel alone: leave tp and pp at 1"
     if scenario.clients.node >= cluster.nodes:
         return "clients.node", f"{scenario.clients.node} is not one of the {cluster.nodes} nodes"
+    if isinstance(job, Experts) and job.hot is not None and job.hot >= scenario.ranks:
+        return "job.hot", f"{job.hot} is not one of the {scenario.ranks} ranks, which count from 0"
     if isinstance(job, Service) and not scenario.clients.hosts:
         return "clients.hosts", "a service without clients has nothing to do"
     if isinstance(job, PrefillDecode):

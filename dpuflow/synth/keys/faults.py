@@ -129,6 +129,8 @@ class Loss(Fault):
         "whose: everyone's, between the nodes, from clients, or to them",
         choices=("all", "fabric", "from_clients", "to_clients"),
     )
+    from_us: float = setting(0.0, "from then on, us from the start", low=0)
+    until_us: float = setting(0.0, "until then; 0: to the end", low=0)
 
 
 @dataclass(kw_only=True)
@@ -149,6 +151,8 @@ class SlowLink(Fault):
     node: int = setting(MISSING, "which node", low=0)
     gbps: float = setting(MISSING, "its rate, Gbit/s", low=0.001)
     where: str = setting("both", "direction, as the node sees it", choices=("up", "down", "both"))
+    from_us: float = setting(0.0, "from then on, us from the start", low=0)
+    until_us: float = setting(0.0, "until then; 0: to the end", low=0)
 
 
 @dataclass(kw_only=True)

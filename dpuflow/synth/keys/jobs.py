@@ -140,6 +140,8 @@ class Experts(Job):
     layers: int = setting(4, "of the model: a dispatch and a combine each", low=1)
     tokens: int = setting(16, "that a rank sends to each other one", low=1)
     skew: float = setting(0.5, "by what share of that the numbers differ at most", low=0, high=1)
+    hot: int | None = setting(None, "rank whose experts more of all tokens are for", low=0)
+    hot_share: float = setting(0.5, "what share of each other rank's tokens those are", low=0, high=1)
     token_bytes: int = setting(7408, "of a token on its way to an expert (FP8, hidden 7168)", low=16)
     combine_bytes: int = setting(14352, "of what comes back (BF16)", low=16)
     flag: str = setting(
