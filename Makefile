@@ -49,12 +49,17 @@ test: $(READY) ## run the tests but the long ones, the ten slowest named at the 
 test-long: $(READY) ## run the long tests: fuzzing, many random inputs, whole jobs, a long-running agent
 	@$(MAKE) --no-print-directory -j 1 -k LONG=long tests-others tests-live
 
-# One after the other: an agent that keeps to a share of a processor is not tested beside others. 5: none is left.
+# Tests start Python some hundred times: what it compiles is kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
+# One after the other: an agent that keeps to a share of a processor is not tested beside others. Live tests mostly
+# wait, so more of them than processors; the long ones measure, so no more. 5: none is left.
+LIVE = $(if $(filter not,$(LONG)),-n 4 --dist worksteal,-n 2 --dist loadfile)
 tests-others:
 	$(PYTHON) -m pytest -m "$(LONG)" -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
 
 tests-live:
-	$(PYTHON) -m pytest -m "$(LONG)" -n 2 --dist loadfile --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
+	$(PYTHON) -m pytest -m "$(LONG)" $(LIVE) --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
 
 test-all: test test-long ## run all tests
 

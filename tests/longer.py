@@ -19,7 +19,7 @@ _ROWS = (
     ),
     (
         "test_agent_history.py::test_the_history_leads_to_the_same_collectives_as_the_packets",
-        "egress|reduce-n6|mpi-all|nccl",
+        "egress|reduce-n6|groups|mpi-i?all|nccl",
         "segments hold messages, whatever library sent them; Gloo and an Open MPI job are left",
     ),
     (
@@ -52,7 +52,7 @@ _ROWS = (
     ),
     (
         "test_agent_windows.py::test_a_clock_that_is_set_loses_nothing",
-        "egress|reduce-n6|mpi|nccl.*--1|gloo.*-1$",
+        "egress|reduce-n6|groups|mpi|nccl.*--1|gloo.*-1$|nccl-(alltoall|ddp|host|pat|tree|sockets-[mt])",
         "a clock is moved by the same code whatever the packets carry; TCP set back and RoCE set "
         "forward are left",
     ),
@@ -62,7 +62,7 @@ _ROWS = (
     ),
     (
         "test_agent_windows.py::test_each_collective_is_published_once_and_as_the_whole_capture_has_it",
-        "^1.0-|0.3-(mpi-all|gloo-(egress|reduce))",
+        "^1.0-|0.3-(mpi-(all|iall)|gloo-(egress|reduce|groups)|nccl-(alltoall|host|pat|tree|sockets-[mt]))",
         "the same captures in fewer steps, and more jobs of the libraries that are left",
     ),
     (
@@ -71,7 +71,8 @@ _ROWS = (
         "Open MPI's own messages are left; these have more of them",
     ),
     (
-        "test_agent_windows.py::test_what_is_held_is_bounded_by_the_span", "egress|reduce-n6|mpi",
+        "test_agent_windows.py::test_what_is_held_is_bounded_by_the_span",
+        "egress|reduce-n6|groups|mpi|nccl-(ddp|host|pat|tree|alltoall|sockets-[mt])",
         "other jobs of the libraries that are left; NCCL's and a Gloo job are",
     ),
     (
@@ -163,6 +164,10 @@ _ROWS = (
         "test_capture_live.py::test_what_is_addressed_to_others_is_taken_from_several_interfaces",
         "^afpacket$",
         "eBPF is left",
+    ),
+    (
+        "test_churn.py::test_the_owner_of_memory_that_caches_are_moved_to_or_from", "^(None-write|3000-read)",
+        "each side once, with and without rebuilt registrations",
     ),
     (
         "test_cli.py::test_streams_that_the_caller_has_closed", "",
@@ -396,6 +401,10 @@ _ROWS = (
         "ends of other kinds are left",
     ),
     (
+        "test_nccl_real.py::test_operations_and_who_is_late", "tpdp",
+        "several communicators over sockets take a minute's capture; five jobs are left",
+    ),
+    (
         "test_nccl_sockets.py::test_operations", "bytes: 7000-|tree|pat-",
         "trees and PAT over sockets are left as programs",
     ),
@@ -411,6 +420,11 @@ _ROWS = (
     (
         "test_offload_live.py::test_every_byte_is_told_once", "clsact|segments-9000|offloaded-1500",
         "one hook, and either size once",
+    ),
+    (
+        "test_oracle_tshark.py::test_bundled_captures",
+        "^(?!gloo-allreduce-n4|mpi-barrier|nccl-(allreduce|sockets-moe))",
+        "a start of tshark each; a job of each library and transport is left",
     ),
     (
         "test_oracle_tshark.py::test_every_shape_of_pcapng", "",
@@ -458,12 +472,17 @@ _ROWS = (
         "two jobs scored whole; single rules are left",
     ),
     (
-        "test_plain.py::test_plain_python_says_what_compiled_kernels_say", "^(gloo|mpi-all)",
-        "a tenth of the kernels' speed; each transport is left with its smallest job",
+        "test_plain.py::test_plain_python_says_what_compiled_kernels_say",
+        "^(gloo|mpi-all|nccl-(allreduce|alltoall|ddp|pat|tree|sockets-[rt]))",
+        "a tenth of the kernels' speed; two jobs of Open MPI, NCCL on a host and over sockets are left",
     ),
     (
         "test_ports.py::test_a_slow_link_is_no_others_traffic", "",
         "a sound port beside others' traffic is left",
+    ),
+    (
+        "test_ports.py::test_a_slow_port_where_no_other_pair_does_the_same", "^1-100$",
+        "a port that is not slow",
     ),
     (
         "test_pxn.py::test_calls_with_few_slots_are_cut_where_entries_come_together", "",
@@ -512,8 +531,8 @@ _ROWS = (
     ),
     (
         "test_requests.py::test_what_clients_suffer_is_named",
-        "egress_(backlog|loss)|early_completion|ingress_starvation",
-        "each of seven conditions takes a service and its clients; three of them are left",
+        "egress_(backlog|loss|jitter)|early_completion|ingress_starvation",
+        "each of seven conditions takes a service and its clients; two of them are left",
     ),
     (
         "test_sampled.py::test_a_sample_is_told_by_its_numbers", "^job[03]-2-|^job4",
@@ -530,6 +549,10 @@ _ROWS = (
     (
         "test_significance.py::test_busy_hosts_that_are_alike_are_not_called_persistently_late", "",
         "statistics over many draws",
+    ),
+    (
+        "test_spray.py::test_overtaking_is_no_loss", "cluster[124]",
+        "two of five ways to spray are left",
     ),
     (
         "test_stalls.py::test_bounds_hold", "job0-2",
@@ -582,8 +605,8 @@ _ROWS = (
     ),
     (
         "test_synth_case.py::test_tshark_has_no_complaint",
-        "congestion|notices|reads|loss|atomics|doubling|simple|routed|acks",
-        "a start of tshark for each node; four kinds of job are left",
+        "congestion|notices|reads|loss|atomics|doubling|simple|routed|acks|mtu|2.18",
+        "a start of tshark for each node; two kinds of job are left",
     ),
     (
         "test_synth_requests.py::test_every_prompt_has_its_answer", "False",
@@ -608,6 +631,10 @@ _ROWS = (
     (
         "test_tcp_captures.py::test_both_ends_saw_the_same_gloo_messages", "ddp|mixed|4k|1m|loss",
         "smaller captures are left",
+    ),
+    (
+        "test_workers.py::test_the_bytes_are_those_of_one_process", "sockets",
+        "each transport is left with a smaller job",
     ),
 )  # fmt: skip
 LONGER = {test: (re.compile(pattern), why) for test, pattern, why in _ROWS}
