@@ -13,20 +13,26 @@ suite=${1:-bookworm}
 home=$(pwd)/.cache/bare
 image=$home/$suite.tar
 [ "$(id -u)" = 0 ] || { echo "bare: needs root" >&2; exit 1; }
-case $suite in # its packages are signed with keys that Debian has no package of
-    bookworm | trixie | sid) ;;
-    *) [ -e /usr/share/keyrings/ubuntu-archive-keyring.gpg ] ||
-        { echo "bare: no keys of Ubuntu's archive here (Ubuntu's package ubuntu-keyring)" >&2; exit 1; } ;;
-esac
 command -v mmdebstrap >/dev/null || { echo "bare: mmdebstrap is not installed (package: mmdebstrap)" >&2; exit 1; }
-
-case $suite in # Ubuntu has python3-venv in universe, which its images have switched on
-    bookworm | trixie | sid) components=main ;;
-    *) components=main,universe ;;
-esac
 mkdir -p "$home/pip"
+# A mirror that stands still is good enough here, so an index may be past its date; its signature counts.
+make_system() { mmdebstrap --quiet --aptopt='Acquire::Check-Valid-Until "false"' --format=tar "$@"; }
+keys=/usr/share/keyrings/ubuntu-archive-keyring.gpg
+case $suite in
+    bookworm | trixie | forky | sid) keys= && set -- main "$@" ;;
+    *) # Ubuntu has python3-venv in universe, which its images have switched on
+        set -- main,universe "$@"
+        [ -e "$keys" ] || { # Debian has its keys as a package, which is not installed but unpacked
+            [ -e "$home/keys.tar" ] || make_system --variant=extract --include=ubuntu-keyring sid "$home/keys.tar"
+            tar -C "$home" -xf "$home/keys.tar" ".$keys"
+            keys=$home$keys
+        } ;;
+esac
+components=$1
+shift
 [ -e "$image" ] || {
-    mmdebstrap --quiet --format=tar --variant=minbase --components=$components --include=apt,git,make,python3-venv,ca-certificates "$suite" "$image.part"
+    make_system --variant=minbase --components="$components" ${keys:+--keyring="$keys"} \
+        --include=apt,git,make,python3-venv,ca-certificates "$suite" "$image.part"
     mv "$image.part" "$image"
 }
 room=$(mktemp -d "$home/$suite.XXXXXX")
