@@ -163,15 +163,15 @@ def _stage(result: Analysis, row: Lateness) -> str:
                 continue
             compared, usual = True, median(others)
             if own > usual:  # what ends stages wait for may look like their work
-                parts.append(f"{way} {duration(own)}, the others {duration(usual)}")
+                parts.append(f"{way} {duration(own)} (others {duration(usual)})")
         if not compared:  # but with the same stage of other pipelines
             continue
         each = (
-            f" for each microbatch: {'; '.join(parts)}"
+            f" per microbatch: {', '.join(parts)}"
             if parts
             else " in a step than those it can be compared with"
         )
-        return ", ".join([f"{where} works longer{each}", *_since(result, row)])
+        return ", ".join([f"{where} takes longer{each}", *_since(result, row)])
     return ""
 
 
