@@ -16,7 +16,7 @@ ARCH ?= $(shell dpkg --print-architecture)
 
 .PHONY: gallery help setup setup-run setup-live demo test test-long tests-others tests-live fuzz soak boundscheck check lint types format bench \
 	bench-accuracy bench-robustness conditions \
-	score help-text docs headers bpf doca dist deb deb-check lock test-all test-pythons clean
+	score help-text docs headers bpf doca dist wheel deb deb-check lock test-all test-pythons clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -135,7 +135,18 @@ doca: ## compile the DOCA adapter for --backend doca, on the card, against its o
 
 dist: $(READY) bpf ## build a wheel into dist/, with compiled kernels for any processor of this machine's kind
 	$(PYTHON) -m dpuflow.kernels._build
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	@$(MAKE) --no-print-directory wheel
+
+# The same sources give the same bytes: in a folder of its own, so that neither what older builds left nor the umask
+# gets in, and with the time of the last commit.
+WHEEL := build/wheel
+wheel:
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)
+	git ls-files -z dpuflow docs deploy bpf setup.cfg pyproject.toml README.md LICENSE | xargs -0 cp --parents -t $(WHEEL)
+	find dpuflow \( -name 'shipped-*.so' -o -name '*.bpf.o' -o -name libdpuflow_doca.so \) -exec cp --parents -t $(WHEEL) {} +
+	chmod -R u=rwX,go=rX $(WHEEL)
+	umask 022; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+		$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist $(WHEEL)
 
 lock: $(READY) ## renew tools/lock/: what setup.cfg's ranges come to today, with hashes
 	sh tools/lock.sh
