@@ -102,7 +102,7 @@ ROWS: Final = (
         " had already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left"
         " out.",
         "more than one in ten thousand of a flow's packets is lost, and that delayed messages.",
-        "The time by which messages were delayed, as far as it lies on the critical path of steps, or in steps"
+        "The time of that delay, as far as it lies on the critical path of steps, or in steps"
         " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
         " whether the priority is lossless all the way (PFC, ECN).",
