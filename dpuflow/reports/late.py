@@ -184,9 +184,7 @@ def _how_often(result: Analysis, row: Lateness) -> str:
         parts.append(f"arrived last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":
         # Less often than that it is late once in a step, or from its onset on.
-        parts.append(
-            "steadily" if (row.late_share or 0) >= STEADILY or row.since_ns else "in step after step"
-        )
+        parts.append("steadily" if (row.late_share or 0) >= STEADILY or row.since_ns else "once a step")
     elif row.steadiness is not None:
         parts.append("in turn with others" if row.steadiness == "rotating" else "now and then")
     return ", ".join([*parts, *_since(result, row)])
