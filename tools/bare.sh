@@ -49,7 +49,9 @@ for target in "$@"; do
     # What is mounted vanishes with the namespace, what is left running ends with it.
     unshare --mount --pid --fork --kill-child sh -eu <<'INSIDE'
 mkdir -p "$room/root/.cache/pip"
+mount --bind "$room" "$room" # as the root of a system is one, too
 mount -t proc proc "$room/proc"
+mount --rbind /sys "$room/sys"
 mount --rbind /dev "$room/dev"
 mount --bind "$home/pip" "$room/root/.cache/pip"
 packages() { chroot "$room" dpkg-query -f '${Package}\n' -W | sort; }
