@@ -28,7 +28,7 @@ offered() { # packages, or a|b where distributions name one differently: of each
     for choice in "$@"; do
         found=
         for package in $(echo "$choice" | tr '|' ' '); do
-            [ -z "$found" ] && apt-cache show "$package" >/dev/null 2>&1 && found=$package
+            [ -n "$found" ] || ! LC_ALL=C apt-cache policy "$package" | grep -q 'Candidate: [^(]' || found=$package
         done
         if [ -n "$found" ]; then echo "$found"; else echo "setup: not in this distribution: $choice" >&2; fi
     done
@@ -108,7 +108,7 @@ if [ "$want" = test ]; then
     need /usr/include/pcap/pcap.h libpcap-dev
     need openssl openssl
     need tcpdump tcpdump
-    need bpftool 'bpftool|linux-tools-generic'
+    need bpftool bpftool
     need ovsdb-tool openvswitch-common
 fi
 # shellcheck disable=SC2086 # one word a package
