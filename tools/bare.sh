@@ -42,7 +42,7 @@ cp /etc/resolv.conf "$room/etc/"
 for file in /etc/pip.conf "${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}"; do # this network's, where it has its own
     if [ -e "$file" ]; then install -D "$file" "$room$file"; fi
 done
-git clone -q --no-local . "$room/root/dpuflow"
+git clone -q --no-local . "$room/srv/dpuflow" # where others than root may read it, as some tests do
 export room home
 for target in "$@"; do
     export target
@@ -57,7 +57,7 @@ mount --bind "$home/pip" "$room/root/.cache/pip"
 packages() { chroot "$room" dpkg-query -f '${Package}\n' -W | sort; }
 packages >"$home/before"
 env -i HOME=/root PATH=/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C.UTF-8 \
-    chroot "$room" bash -c "cd /root/dpuflow && TIMEFORMAT='bare: make $target: %R s wall, %U + %S s CPU' && time make $target"
+    chroot "$room" bash -c "cd /srv/dpuflow && TIMEFORMAT='bare: make $target: %R s wall, %U + %S s CPU' && time make $target"
 packages >"$home/after"
 echo "bare: make $target installed $(comm -13 "$home/before" "$home/after" | wc -l) packages of the distribution"
 INSIDE
