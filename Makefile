@@ -16,7 +16,7 @@ ARCH ?= $(shell dpkg --print-architecture)
 
 .PHONY: gallery help setup setup-run setup-live demo test test-long tests-others tests-live fuzz soak boundscheck check lint types format bench \
 	bench-accuracy bench-robustness conditions \
-	score help-text docs headers bpf doca dist deb deb-check lock test-all test-pythons clean
+	score help-text docs headers bpf doca dist wheel deb deb-check lock test-all test-pythons clean
 
 help: ## list these commands
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | while IFS="$$(printf '\t')" read -r name what; do \
@@ -49,12 +49,17 @@ test: $(READY) ## run the tests but the long ones, the ten slowest named at the 
 test-long: $(READY) ## run the long tests: fuzzing, many random inputs, whole jobs, a long-running agent
 	@$(MAKE) --no-print-directory -j 1 -k LONG=long tests-others tests-live
 
-# One after the other: an agent that keeps to a share of a processor is not tested beside others. 5: none is left.
+# Tests start Python some hundred times: what it compiles is kept, whatever the environment says.
+unexport PYTHONDONTWRITEBYTECODE
+
+# One after the other: an agent that keeps to a share of a processor is not tested beside others. Live tests mostly
+# wait, so more of them than processors; the long ones measure, so no more. 5: none is left.
+LIVE = $(if $(filter not,$(LONG)),-n 4 --dist worksteal,-n 2 --dist loadfile)
 tests-others:
 	$(PYTHON) -m pytest -m "$(LONG)" -n $(JOBS) --dist worksteal --durations=10 --ignore=tests/root $(ARGS) || [ $$? = 5 ]
 
 tests-live:
-	$(PYTHON) -m pytest -m "$(LONG)" -n 2 --dist loadfile --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
+	$(PYTHON) -m pytest -m "$(LONG)" $(LIVE) --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
 
 test-all: test test-long ## run all tests
 
@@ -130,7 +135,18 @@ doca: ## compile the DOCA adapter for --backend doca, on the card, against its o
 
 dist: $(READY) bpf ## build a wheel into dist/, with compiled kernels for any processor of this machine's kind
 	$(PYTHON) -m dpuflow.kernels._build
-	SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) $(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist .
+	@$(MAKE) --no-print-directory wheel
+
+# The same sources give the same bytes: in a folder of its own, so that neither what older builds left nor the umask
+# gets in, and with the time of the last commit.
+WHEEL := build/wheel
+wheel:
+	rm -rf $(WHEEL) && mkdir -p $(WHEEL)
+	git ls-files -z dpuflow docs deploy bpf setup.cfg pyproject.toml README.md LICENSE | xargs -0 cp --parents -t $(WHEEL)
+	find dpuflow \( -name 'shipped-*.so' -o -name '*.bpf.o' -o -name libdpuflow_doca.so \) -exec cp --parents -t $(WHEEL) {} +
+	chmod -R u=rwX,go=rX $(WHEEL)
+	umask 022; SOURCE_DATE_EPOCH=$$(git log -1 --format=%ct) \
+		$(PYTHON) -m pip wheel -q --no-deps --no-build-isolation -w dist $(WHEEL)
 
 lock: $(READY) ## renew tools/lock/: what setup.cfg's ranges come to today, with hashes
 	sh tools/lock.sh

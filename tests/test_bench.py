@@ -11,6 +11,7 @@ import zlib
 from itertools import pairwise
 from pathlib import Path
 
+import numba
 import numpy as np
 import pytest
 from click.testing import CliRunner
@@ -20,11 +21,17 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from bench import figures
 from bench.__main__ import main
 from bench.checksum import Checksum
-from bench.generate import WHOLE, write_captures
 from bench.measure import FailedError, compile_peer, probe, python, run
-from bench.traffic import Traffic
 
 PACKETS = 1_000
+
+# A thousand packets take the generator half a second as plain Python, its compilation fifteen.
+with pytest.MonkeyPatch.context() as plain:
+    plain.setattr(numba.config, "DISABLE_JIT", 1)
+    from bench.generate import WHOLE, write_captures
+    from bench.traffic import Traffic
+
+pytestmark = pytest.mark.filterwarnings("ignore:overflow encountered:RuntimeWarning")
 
 tshark = pytest.mark.skipif(shutil.which("tshark") is None, reason="tshark is not installed")
 
@@ -79,8 +86,24 @@ def test_icrc_and_ip_checksum(whole: Path) -> None:
         assert struct.unpack("<I", frame[-4:])[0] == zlib.crc32(b"\xff" * 8 + bytes(ip))
 
 
+def compiled(packets: int, path: Path) -> None:
+    """As the benchmark itself has the generator."""
+    script = (
+        "from pathlib import Path; from bench.generate import write_captures; "
+        f"write_captures({packets}, pcap=Path({str(path)!r}))"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=Path(__file__).resolve().parents[1])
+
+
+@pytest.mark.long
+def test_compiled_it_writes_the_same(tmp_path: Path, cut: Path) -> None:
+    compiled(PACKETS, tmp_path / "again.pcap")
+    assert (tmp_path / "again.pcap").read_bytes() == cut.read_bytes()
+
+
+@pytest.mark.long
 def test_psns_follow_each_other_but_for_retransmissions(tmp_path: Path) -> None:
-    write_captures(300_000, pcap=tmp_path / "long.pcap")
+    compiled(300_000, tmp_path / "long.pcap")
     following: dict[tuple[bytes, bytes], int] = {}
     opcodes: dict[int, int] = {}
     naks = back = 0

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,34 @@ def test_the_chart_s_example_is_a_valid_configuration(tmp_path: Path) -> None:
 
 
 ROOT = DEPLOY.parent
+
+
+@pytest.mark.long
+def test_two_builds_of_the_wheel_have_the_same_bytes(tmp_path: Path) -> None:
+    """In other folders, at other times, with another umask, beside what an older build left.
+
+    Kernels and eBPF objects have tests of their own.
+    """
+    built = []
+    for number, umask in enumerate((0o022, 0o077)):
+        folder = tmp_path / f"checkout{number}"
+        subprocess.run(["git", "clone", "-q", "--no-local", str(ROOT), str(folder)], check=True, umask=umask)
+        for pattern in ("dpuflow/kernels/shipped-*.so", "dpuflow/live/*.bpf.o"):
+            for path in ROOT.glob(pattern):
+                (folder / path.relative_to(ROOT)).write_bytes(path.read_bytes())
+        (folder / "build/lib/dpuflow").mkdir(parents=True)
+        (folder / f"build/lib/dpuflow/gone{number}.py").touch()
+        subprocess.run(
+            ["make", "wheel", f"PYTHON={sys.executable}"],
+            cwd=folder,
+            check=True,
+            umask=umask,
+            capture_output=True,
+        )
+        (wheel,) = (folder / "dist").glob("*.whl")
+        built.append((wheel.name, wheel.read_bytes()))
+        time.sleep(2)  # a zip file keeps times to two seconds
+    assert built[0] == built[1]
 
 
 def test_no_message_names_an_index_that_does_not_hold_dpuflow() -> None:

@@ -411,7 +411,7 @@ def test_lost_in_the_queue_is_what_the_card_dropped(tmp_path: Path, release: str
     assert counting.stdout is not None
     try:
         assert counting.stdout.readline() == "ready\n"
-        print(4, file=counting.stdin, flush=True)
+        print(4 if stands else 1.5, file=counting.stdin, flush=True)
         if stands:
             os.waitpid(counting.pid, os.WUNTRACED)
         for _ in range(3):

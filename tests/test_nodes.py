@@ -67,6 +67,7 @@ def start(environment: dict[str, str], *more: str) -> subprocess.Popen[str]:
     return subprocess.Popen(
         [sys.executable, "-m", "dpuflow", "capture", *more],
         env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a background job's is ignored
     )  # fmt: skip
 
 

@@ -83,6 +83,15 @@ def test_times_that_vary_by_chance_are_small_too(tmp_path: Path) -> None:
     assert (tmp_path / "entries.parquet").stat().st_size * 20 < len(text_of(result))
 
 
+def test_encodings_are_those_that_all_readers_have(tmp_path: Path) -> None:
+    """DuckDB before 2.0, the newest for Python 3.10, reads BYTE_STREAM_SPLIT of floating point alone."""
+    write_parquet(rich_job(), str(tmp_path))
+    for file in tmp_path.glob("*.parquet"):
+        group = pq.ParquetFile(file).metadata.row_group(0)
+        columns = [group.column(number) for number in range(group.num_columns)]
+        assert not [c for c in columns if "BYTE_STREAM_SPLIT" in c.encodings and c.physical_type != "DOUBLE"]
+
+
 def test_a_job_has_one_place_in_a_data_set(tmp_path: Path) -> None:
     for _ in range(2):
         write_parquet(job(late_ms=5), str(tmp_path), append=True)

@@ -87,5 +87,5 @@ def test_who_is_late_beside_its_replicas_is_not_said_to_work_longer_than_other_s
     result, late = analysed(tmp_path, fault="{kind: gpu_late, rank: 4, us: 2500}")
     assert late == ["10.0.0.5"]
     told = "\n".join(text_lines(result))
-    assert "works longer for each microbatch: ," not in told
+    assert "takes longer per microbatch: ," not in told
     assert "late in" in told

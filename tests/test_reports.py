@@ -186,11 +186,24 @@ def test_nobody_seen_late_is_not_nobody_late() -> None:
     assert next(text_lines(result)).startswith("COULD NOT BE JUDGED: lateness below 6 ms a step would go")
 
 
+@pytest.mark.parametrize(("blind", "own"), [([2], "its"), ([1, 2], "their")])
+def test_who_entered_late_but_is_not_judged(blind: list[int], own: str) -> None:
+    result = nobody_late()
+    for number in blind:
+        row = result.lateness[number]
+        row.verdict, row.unjudged, row.last_share = "unknown", "hidden", 0.1
+    text = " ".join(line.strip() for line in text_lines(result))
+    assert f"entered late, but too rarely, or not provably by {own} own doing." in text
+
+
 def test_all_clear_says_how_far_it_goes() -> None:
     result = nobody_late()
     for row, detectable in zip(result.lateness, (40_000, 30_000, 38_000, 12_000), strict=True):
         row.detectable_ns = detectable
-    assert next(text_lines(result)) == "NOBODY WAS LATE BY ITS OWN DOING (more than 40 us a step would show)."
+    assert (
+        next(text_lines(result))
+        == "NOBODY WAS LATE BY ITS OWN DOING (lateness over 40 us a step would show)."
+    )
 
 
 def test_all_clear_tells_single_incidents() -> None:
@@ -202,15 +215,15 @@ def test_all_clear_tells_single_incidents() -> None:
         entry.lateness_ns, entry.cause = round(late_ms * MS), "compute"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY WAS LATE BY ITS OWN DOING as a rule (more than 400 us a step would show); isolated: rank 2"
-        " once (9 ms) and rank 0 twice (up to 4 ms). "
+        "NOBODY WAS LATE BY ITS OWN DOING as a rule (lateness over 400 us a step would show); isolated:"
+        " rank 2 once (9 ms) and rank 0 twice (up to 4 ms). "
     )
     # Seen too shortly to tell incidents from a habit (``judgement``).
     result.lateness[2].verdict = "unknown"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY SEEN LATE by its own doing as a rule (more than 400 us a step would show), but rank 2 could"
-        " not be judged: it was late once (9 ms); too little was captured to tell whether that is a habit."
+        "NOBODY SEEN LATE by its own doing as a rule (lateness over 400 us a step would show), but rank 2"
+        " could not be judged: it was late once (9 ms); too little was captured to tell whether that recurs."
     )
 
 

@@ -75,6 +75,14 @@ def test_clients_are_no_ranks_and_one_capture_is_enough(tmp_path: Path) -> None:
         assert names == []
 
 
+def test_who_speaks_rdma_with_a_host_is_no_client_of_it(shared: Path) -> None:
+    """The connection over which both ends of perftest agree was taken for one of HTTP/2."""
+    files = sorted((shared / "captures/roce/perftest-read-bw").glob("node*.pcap.gz"))
+    result = dpuflow.analyze(list(map(str, files)))
+    assert {row.role for row in result.endpoints}.isdisjoint({"client", "front_end"})
+    assert not any("HTTP/2" in limit for limit in result.limits)
+
+
 @pytest.mark.parametrize(
     ("condition", "job", "clients", "faults"),
     [

@@ -112,7 +112,7 @@ def test_the_command_shows_a_scenario_to_begin_with(
     text = capsys.readouterr().out
     assert parse_scenario(text, "my.yaml") == read_scenario("decode")
     assert run(["synth", "--show", "decod"]) == 1
-    assert "decod: no ready scenario of that name; decode?" in capsys.readouterr().err
+    assert "decod: no built-in scenario of that name; decode?" in capsys.readouterr().err
 
 
 def test_the_command_tells_every_key(capsys: pytest.CaptureFixture[str]) -> None:

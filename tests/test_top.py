@@ -122,7 +122,7 @@ def test_an_agent_is_asked() -> None:
     assert seen.away is None
     assert [each.row.verdict for each in seen.ranks if each.end.rank == 1] == ["late"]
     assert "waited 0.16 rank-seconds for rank 1 (10.0.0.2, node1 gpu0)" in " ".join(seen.waits())
-    assert {"45 sent again", "750 ECN-marked"} <= set(seen.health)
+    assert {"45 retransmitted", "750 ECN-marked"} <= set(seen.health)
     for part in ("25 % of a core", "10 LOST", "p1 is not captured from", "decode of 25 ms", "straggler"):
         assert part in text(seen) + line_of(seen)
 

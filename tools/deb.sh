@@ -63,10 +63,11 @@ mkdir -p "$payload/usr/share/dpuflow/doca_bindings"
 cp doca_bindings/Makefile doca_bindings/*.c doca_bindings/*.h doca_bindings/*.sh "$payload/usr/share/dpuflow/doca_bindings/"
 
 # What setup.cfg names, of the agent's parts too, as locked, for the target's Python and processor.
+# What suits that Python was seen to when it was locked: pip before 23.1 asks this Python whether it suits.
 platforms=$(for glibc in 2_17 2_27 2_28 2_31 2_34 2_35; do printf -- '--platform manylinux_%s_%s ' "$glibc" "$machine"; done)
 # shellcheck disable=SC2086  # a list of options
 "$python" -m pip install -q --disable-pip-version-check --no-compile --only-binary=:all: \
-    --implementation cp --python-version "$abi" $platforms --platform "manylinux2014_$machine" \
+    --ignore-requires-python --implementation cp --python-version "$abi" $platforms --platform "manylinux2014_$machine" \
     --require-hashes --no-deps --target "$library" -r "tools/lock/deb-$abi.txt"
 # What it brings of others', with versions and hashes (CycloneDX), told by a tool that is no part of it.
 "$python" -m venv "$build/sbom"

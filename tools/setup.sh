@@ -24,14 +24,27 @@ need() { # command or file, packages...
     esac || missing="$missing $*"
 }
 
+offered() { # packages, or a|b where distributions name one differently: of each the first that this one has
+    for choice in "$@"; do
+        found=
+        for package in $(echo "$choice" | tr '|' ' '); do
+            [ -n "$found" ] || ! LC_ALL=C apt-cache policy "$package" | grep -q 'Candidate: [^(]' || found=$package
+        done
+        if [ -n "$found" ]; then echo "$found"; else echo "setup: not in this distribution: $choice" >&2; fi
+    done
+}
+
 apt_install() { # packages...; those that cannot be had are named, and the rest goes on
     [ $# -gt 0 ] || return 0
     if ! as_root; then
         echo "setup: not installed, as this needs root and apt-get: $*" >&2
         return 1
     fi
-    echo "setup: installing these packages of the distribution: $*"
     apt-get -qq update || true
+    # shellcheck disable=SC2046 # one word a package
+    set -- $(offered "$@")
+    [ $# -gt 0 ] || return 0
+    echo "setup: installing these packages of the distribution: $*"
     DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$@" >/dev/null && return 0
     for package in "$@"; do
         DEBIAN_FRONTEND=noninteractive apt-get -qq install -y --no-install-recommends "$package" >/dev/null ||
@@ -85,7 +98,7 @@ if [ "$want" != run ]; then
     need clang clang
     need /usr/include/bpf/bpf_helpers.h libbpf-dev
     /usr/bin/python3 -c 'import bcc' 2>/dev/null ||
-        missing="$missing python3-bpfcc linux-headers-$(dpkg --print-architecture 2>/dev/null || echo generic)"
+        missing="$missing python3-bpfcc linux-headers-$(dpkg --print-architecture 2>/dev/null || echo none)|linux-headers-generic"
     need ip iproute2
 fi
 if [ "$want" = test ]; then

@@ -27,6 +27,11 @@ def command(path: str, packets: int = 0) -> list[str]:
     return [*words, "-c", str(packets)] if packets else words
 
 
+def _number(text: str) -> int:
+    """A flag is 1 or 0, from Wireshark 4.2 on True or False."""
+    return text == "True" if text in ("True", "False") else int(text, 0)
+
+
 def _ipv4(text: str) -> int:
     a, b, c, d = map(int, text.split("."))
     return a << 24 | b << 16 | c << 8 | d
@@ -41,9 +46,7 @@ def read(path: str, packets: int = 0) -> Iterator[Fields]:
         for line in process.stdout:
             time, src, dst, *numbers = line.rstrip("\n").split("\t")
             seconds, _, fraction = time.partition(".")
-            sport, dport, wire, udp, ecn, opcode, ack, solicited, mig, pad, qp, psn = (
-                int(n, 0) for n in numbers
-            )
+            sport, dport, wire, udp, ecn, opcode, ack, solicited, mig, pad, qp, psn = map(_number, numbers)
             flags = ack | solicited << 3 | mig << 4 | pad << 5
             yield (int(seconds) * 1_000_000_000 + int(fraction), _ipv4(src), _ipv4(dst), sport, dport,
                    wire, udp, ecn, opcode, flags, qp, psn)  # fmt: skip

@@ -46,9 +46,9 @@ Examples:
     tcpdump -i eth0 -s 128 -w - | dpuflow analyze -
 
 Snap length 128 is enough; 192 behind ERSPAN or VXLAN, with IPv6 256.
-Exit status: 0 the analysis ran, whoever was late, also without a verdict;
-1 a capture or the environment is at fault, as where a file's link type is not
-read; 2 wrong usage; 3 --fail-on was met."""
+Exit status: 0 the analysis ran, with or without a verdict; 1 a capture could
+not be read (a link type that is not supported, say), or the environment is at
+fault; 2 wrong usage; 3 --fail-on was met."""
 
 COMPILING = (
     "dpuflow: compiling the packet parsers for this processor, once; about 20 seconds on two cores ..."
@@ -166,8 +166,8 @@ def _say(result: Analysis, color: str, warnings_only: bool) -> None:
     type=click.IntRange(min=1),
     default=1,
     metavar="N",
-    help="Processes that read captures, each one at a time, in place of threads; the result is the same."
-    " For many captures, on many cores.",
+    help="Read captures in N processes instead of threads, with the same result. For many captures on many"
+    " cores.",
 )
 @click.option(
     "--color",

@@ -241,7 +241,7 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     type=click.IntRange(0, 16),
     default=0,
     metavar="K",
-    help="Of 2^K pairs of hosts keep one, with all of its traffic: messages can be followed.",
+    help="Keep one in 2^K pairs of hosts, with all of its traffic: messages stay whole.",
 )
 @click.option(
     "--buffer",
@@ -304,8 +304,8 @@ def _live_options(options: dict[str, Any]) -> LiveOptions:
     type=click.IntRange(0, 16),
     default=0,
     metavar="K",
-    help="doca: of 2^K packets copy one, picked by the card, whatever --sample leaves. Enough for rates"
-    " and ECN marks; messages cannot be followed.",
+    help="doca: the card copies one in 2^K packets of what --sample keeps. Enough for rates and ECN marks;"
+    " messages cannot be followed.",
 )
 @click.option(
     "--timestamps",

@@ -8,7 +8,7 @@ EPILOG = """\b
 Examples:
   Did the driver update help?
     dpuflow diff before.json after.json
-  In a script: status 3 where steps are surely more than 2 % slower
+  In a script: status 3 if steps are more than 2 % slower, beyond doubt
     dpuflow diff before.json after.json --fail-on 2
   An hour of an agent's history with the hour before
     dpuflow diff /var/lib/dpuflow@-2h..-1h /var/lib/dpuflow@-1h..
@@ -30,7 +30,7 @@ FAILED = 3
     "--fail-on",
     type=click.FloatRange(min=0),
     metavar="PERCENT",
-    help="End with status 3 where the lower end of the interval of a step's time is worse by more than that.",
+    help="Exit with status 3 if the step time is worse by more than this (lower end of its interval).",
 )
 def diff(before: str, after: str, json_file: str | None, fail_on: float | None) -> None:
     """Compare two results: step time, lateness of each rank, collectives and findings, with 95 % intervals.

@@ -11,7 +11,7 @@ Examples:
   Read the captures once, analyse them as often as you like:
     dpuflow ingest captures/ -o tables
     dpuflow analyze tables
-  After new captures came, or one could not be read: the same again reads what is not there
+  After new captures arrived, or one failed, the same command reads only what is missing:
     dpuflow ingest captures/ -o tables
 
 A file is written whole or not at all. Exit status: 1 where a capture could not be read; the others are."""
@@ -39,7 +39,7 @@ A file is written whole or not at all. Exit status: 1 where a capture could not 
     "--workers",
     type=click.IntRange(min=1),
     metavar="N",
-    help="Captures that are read at a time, each by a process of its own (default: one per core).",
+    help="Captures to read in parallel, a process each (default: one per core).",
 )
 @click.option("--quiet", is_flag=True, help="Warnings and errors only.")
 def ingest(

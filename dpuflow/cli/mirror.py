@@ -64,8 +64,8 @@ def mirror(
     """Copy traffic to an interface until Ctrl-C, or as long as COMMAND runs.
 
     WAY is tc (by the card), sample (by the card, one in N), ovs (by Open vSwitch), doca (by the card,
-    with DOCA Flow) or tc-software (by the kernel). Copies alone are added: the traffic itself goes where
-    it went.
+    with DOCA Flow) or tc-software (by the kernel). Only copies are added: the traffic itself is
+    forwarded as before.
     """
     from dpuflow.errors import OptionError
     from dpuflow.live.mirror.base import MirrorPlan

@@ -31,7 +31,7 @@ row each, and a last one for all of them together."""
     help="What counts as late for precision and recall; ranks within 30 % of it are left out.",
 )
 def score(pairs: tuple[str, ...], json_file: str | None, margin_ms: float, late_ms: float) -> None:
-    """Compare analyses with what is known to have happened (truth.json and meta.json of a case)."""
+    """Score analyses against the ground truth of a case (truth.json and meta.json)."""
     if not pairs or len(pairs) % 2:
         raise click.UsageError("Give pairs: ANALYSIS.json CASE_DIR ...")
     from dpuflow.cli.targets import check_target

@@ -17,17 +17,17 @@ Examples:
     dpuflow top
   Another one's:
     dpuflow top https://dpu-17:9477 --token-file token
-  An interface, with an agent of its own for as long as one looks:
+  An interface; top runs an agent of its own meanwhile:
     dpuflow top eth2
-  An agent's history, or captures, looked at again when files change:
+  An agent's history, or captures, read again when files change:
     dpuflow top /var/lib/dpuflow
-  That history as it went, ten times as quick:
+  Replay that history at ten times the speed:
     dpuflow top /var/lib/dpuflow --replay 10
   For a screen reader, a log or a pipe:
     dpuflow top --plain
 
 Keys: q ends, s sorts, / filters, p pauses, arrows choose a rank and Enter opens
-it, c copies the Wireshark filter of the gravest finding to the terminal's
+it, c copies the Wireshark filter of the worst finding to the terminal's
 clipboard (OSC 52). A bar of full blocks is measured, of light ones a bound."""
 
 AGENT = "http://127.0.0.1:9477"
@@ -36,19 +36,19 @@ AGENT = "http://127.0.0.1:9477"
 @click.command(epilog=EPILOG)
 @click.argument("where", metavar="[INTERFACE | URL | FOLDER | RESULT.json]", default=AGENT)
 @click.option(
-    "--plain", is_flag=True, help="A line each time instead of a screen; where there is no terminal."
+    "--plain", is_flag=True, help="Print a line per update instead of a screen; for pipes and logs."
 )
 @click.option("--every", type=click.FloatRange(0.1, 3600), default=1.0, show_default=True, metavar="SECONDS",
-              help="Look this often.")  # fmt: skip
-@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --plain: end after N lines.")
+              help="Time between updates.")  # fmt: skip
+@click.option("--count", type=click.IntRange(min=1), metavar="N", help="With --plain: stop after N lines.")
 @click.option("--replay", type=click.FloatRange(min=0.01), metavar="SPEED",
-              help="An agent's history from its beginning, SPEED times as quick as it went.")  # fmt: skip
-@click.option("--token-file", metavar="FILE", help="The token of an agent that asks for one.")
+              help="Replay an agent's history from its start, at SPEED times real time.")  # fmt: skip
+@click.option("--token-file", metavar="FILE", help="File with the access token of the agent.")
 def top(where: str, plain: bool, every: float, count: int | None, replay: float | None, token_file: str | None
 ) -> None:  # fmt: skip
     """Show who is late now: ranks, who waits for whom, findings, what was lost, how the agent fares.
 
-    Where an agent disappears, its last answer stays, top says so and asks again. NO_COLOR is honoured.
+    If the agent goes away, top keeps its last answer on screen, says so and retries. NO_COLOR is honoured.
     """
     from dpuflow.reports.top import sources, terminal
 

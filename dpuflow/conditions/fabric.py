@@ -99,11 +99,12 @@ ROWS: Final = (
     Condition(
         "packet_loss",
         EAST_WEST,
-        "Packets are sent again that the receiver lacked, or whose acknowledgment was lost; what it had"
-        " already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left out.",
-        "more than one in ten thousand of a flow's packets is lost, and messages were held up by it. Of RoCE"
-        " from one end alone: as often as the receiver asked again (NAK).",
-        "The time that messages were held up, as far as it lies on the critical path of steps, or in steps"
+        "Packets are retransmitted that the receiver lacked, or whose acknowledgment was lost; what it"
+        " had already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left"
+        " out.",
+        "more than one in ten thousand of a flow's packets is lost, and that delayed messages. Of RoCE from"
+        " one end alone: as often as the receiver asked again (NAK).",
+        "The time of that delay, as far as it lies on the critical path of steps, or in steps"
         " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
         " whether the priority is lossless all the way (PFC, ECN).",

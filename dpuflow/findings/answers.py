@@ -175,7 +175,7 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
             times,
             cost,
             0.8,
-            f"Tokens of {name} leave at uneven delays after their decode steps: one in ten is off by"
+            f"Tokens of {name} leave at uneven delays after their decode steps: 10 % are off by more than"
             f" {duration(round(tail))}, and the gaps between tokens vary by {percent(share)}.",
         )
 

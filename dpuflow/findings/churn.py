@@ -121,8 +121,8 @@ def _finding(case: Case, uses: Uses, found: list[tuple[float, Ints, Floats]]) ->
         (int(uses.begin_ns[fresh].min()), int(uses.begin_ns[fresh].max())),
         Cost(round(found[0][2].sum()), share),
         0.6,
-        f"{len(fresh)} collectives and transfers name memory of {names} by keys that are new each time, and"
-        f" begin {duration(round(float(np.median(later))))} later (median) than those whose keys are known:"
+        f"{len(fresh)} collectives and transfers use memory of {names} under a key that is new each time, and"
+        f" begin {duration(round(float(np.median(later))))} later (median) than those with a known key:"
         f" {percent(share)} of the time.",
         evidence=message_evidence(case.captures, case.joined, worst(uses.data[fresh], later)),
     )

@@ -63,8 +63,8 @@ def find_load_skews(case: Case) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(round(lost), share),
             0.9,
-            f"{name} receives {percent(got[:, most].sum() / got.sum())} of what {len(numbers)} all_to_alls"
-            f" bring {len(members)} members, where an even share is {percent(1 / len(members))}:"
+            f"{name} receives {percent(got[:, most].sum() / got.sum())} of the data of {len(numbers)}"
+            f" all_to_alls of {len(members)} ranks; an even share is {percent(1 / len(members))}:"
             f" {duration(round(lost))} more transfer time in total ({percent(share)} of the time).",
         )
     if hidden and not compared:

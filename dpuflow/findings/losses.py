@@ -80,7 +80,7 @@ def find_losses(case: Case) -> Iterator[Finding]:
             0.5 if lost < FEWEST else 0.9,
             f"{lost:,} of {packets:,} packets {ways} {name_of(ends[place])}{to} were retransmitted"
             f" ({100 * lost / max(packets, 1):.2f} %): they or their acknowledgments were lost"
-            f" or late{_besides(again - lost)}. Messages were held up by it for {duration(held_ns)}"
+            f" or late{_besides(again - lost)}. Messages were delayed for {duration(held_ns)}"
             f" ({percent(held_share)} of the time); {lost_time}.",
             alternatives=[
                 "a switch port or cable that corrupts frames",
@@ -122,7 +122,7 @@ def _besides(needless: int) -> str:
     """Of what the receiver had already."""
     if not needless:
         return ""
-    return f"; {needless} more {'was' if needless == 1 else 'were'} retransmitted needlessly"
+    return f"; {needless} more {'was' if needless == 1 else 'were'} retransmitted spuriously"
 
 
 def _lossy_places(

@@ -185,9 +185,9 @@ def _peers(result: Analysis, stage: Stage) -> str:
 
 _ADVICE = {
     "persistent": (
-        "Compare this rank's work with its peers' before its hardware: shard and batch sizes, data"
-        " loading, power and thermal limits; then move the rank to another GPU and see whether the"
-        " lateness stays or moves with it."
+        "First compare this rank's work with its peers' (shard and batch sizes, data loading), then power"
+        " and thermal limits; then move the rank to another GPU and see whether the lateness moves with"
+        " it."
     ),
     "rotating": (
         "The lateness moves from rank to rank: look for what every rank does in turn (garbage"

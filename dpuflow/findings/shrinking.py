@@ -45,9 +45,7 @@ def find_smaller_pages(case: Case) -> Iterator[Finding]:
             (mine[since].start_ns, mine[-1].end_ns),
             Cost(round(lost), min(share, 1.0)),
             0.6,
-            f"Pages from {name_of(ends[src])} to {name_of(ends[dst])} have"
-            f" {size(int(np.median(pages[since:])))} now,"
-            f" {size(int(np.median(pages[:since])))} before, and transfers take {percent(min(share, 1.0))}"
-            f" of their time"
-            " more for it.",
+            f"Pages from {name_of(ends[src])} to {name_of(ends[dst])} shrank from"
+            f" {size(int(np.median(pages[:since])))} to {size(int(np.median(pages[since:])))}, which costs"
+            f" transfers {percent(min(share, 1.0))} of their time.",
         )

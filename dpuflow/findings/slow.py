@@ -161,7 +161,7 @@ def _slow_link(case: Case, slow: _Slow) -> Finding:
         f"{_moves(case, slow)}: the path {'may be' if slow.unlike else 'is'} slow, not the ranks.",
         advice=f"{_CHECK}{whose}",
         alternatives=[
-            *(["packets lost on it and sent again (see packet_loss)"] if slow.lossy else []),
+            *(["packet loss on that path"] if slow.lossy else []),
             "a busy receiver host that cannot take data faster",
             "traffic of another job",
         ],
@@ -188,10 +188,10 @@ def _queues(case: Case, told: set[int]) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(None, 0.0),
             0.7,
-            f"What {address} sends queues before its own capture point: one in ten of its acknowledgments"
-            f" leaves more than {queue.usual_ns / 1e6:.2f} ms after the data came, of the others'"
-            f" {queue.others_ns / 1e6:.2f} ms. Lateness of up to {queue.most_ns / 1e6:.2f} ms cannot be told"
-            " from that queue.",
+            f"Packets of {address} queue before its own capture point: 10 % of its acknowledgments leave more"
+            f" than {queue.usual_ns / 1e6:.2f} ms after the data arrived (other endpoints:"
+            f" {queue.others_ns / 1e6:.2f} ms). Its lateness of up to {queue.most_ns / 1e6:.2f} ms may be"
+            " that queue.",
             severity="warning" if queue.most_ns >= CRITICAL_SHARE * step_ns else "info",
             advice="Look at shapers and at what else the host sends through that port.",
             alternatives=["traffic of another program in the same queue", "a host too busy to acknowledge"],

@@ -59,11 +59,9 @@ def find_standstills(case: Case) -> Iterator[Finding]:
             (kept[0][0], kept[-1][1]),
             case.cost(share, [sender]),
             0.8,
-            f"Messages from {name_of(case.result.endpoints[sender])} to {listed(names, 4)} stood still at"
-            f" the same"
-            f" time, {len(kept)} times, {duration(lost)} in all ({percent(share)} of the time), though they"
-            f" had been"
-            " begun: what stops one receiver's traffic stops the others'.",
+            f"Messages from {name_of(case.result.endpoints[sender])} to {listed(names, 4)} stalled midway"
+            f" at the same time, {len(kept)} times, {duration(lost)} in all ({percent(share)} of the time):"
+            " what stops one receiver's traffic stops the others'.",
             evidence=message_evidence(case.captures, case.joined, during[:FEWEST].tolist()),
         )
 
@@ -126,11 +124,9 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
         case,
         [receiver, *senders],
         f"{percent(float(share_of[most]))} of what {listed(names, 4)} sent to"
-        f" {name_of(case.result.endpoints[receiver])} left as soon as its credit was there, of the other"
-        f" receivers'"
-        f" {percent(float(soon[others].mean()))}: its credits come late. Steps wait for that"
-        f" {percent(share)} of"
-        " their time.",
+        f" {name_of(case.result.endpoints[receiver])} left as soon as its credit arrived (to the other"
+        f" receivers {percent(float(soon[others].mean()))}): its credits come late. Steps wait for that"
+        f" {percent(share)} of their time.",
         message_evidence(case.captures, case.joined, rows["grant"][mine & soon][:FEWEST].tolist()),
         0.75,
         case.cost(share, [receiver]),

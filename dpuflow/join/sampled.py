@@ -57,7 +57,7 @@ def left_out(captures: Sequence[CaptureTables]) -> list[str]:
     """What captures say themselves of packets that they left out: a sentence for each."""
     return [
         f"{tables.info.vantage}: an agent short of CPU or memory followed a part of all pairs of hosts:"
-        f" {count:,} packets of the others were left out. Of those pairs nothing is told."
+        f" {count:,} packets of the others were left out. Nothing can be said of those pairs."
         for tables in captures
         if (count := tables.info.skipped.get("sampled_out", 0))
     ]

@@ -79,7 +79,7 @@ def of_nobody(result: Analysis, names: Names) -> tuple[str, str]:
             text = "NO VERDICT: no collectives were found, so nobody can be called late."
         return text + _add_captures(result), "warn"
     if not result.lateness:
-        return "NO VERDICT: of no rank is it told how late it was.", "warn"
+        return "NO VERDICT: no rank's lateness could be determined.", "warn"
     perhaps = perhaps_late(result)
     if perhaps:
         who = listed([names.short(row.endpoint) for row in perhaps], 3, "or")
@@ -121,14 +121,15 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     """Where nobody is said to be late: how far that goes, and of whom it is not said."""
     blind = [row for row in result.lateness if row.verdict == "unknown"]
     limit = max((row.detectable_ns or 0 for row in result.lateness if row not in blind), default=0)
-    beyond = f" (more than {duration(limit)} a step would show)" if limit else ""
+    beyond = f" (lateness over {duration(limit)} a step would show)" if limit else ""
     if blind and len(blind) == len(result.lateness):
         return f"COULD NOT BE JUDGED: {_why_blind(result, blind, names)}.{_add_captures(result)}", "warn"
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
         behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
-        why = "entered late, too rarely or not provably by its own doing."
+        own = "its" if len(behind) == 1 else "their"
+        why = f"entered late, but too rarely, or not provably by {own} own doing."
         waited = f" {listed(behind)} {why}" if behind else ""
         once = _incidents(result, [row.endpoint for row in blind])
         if once:
@@ -136,7 +137,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             times = [f"{'it' if one else names.short(end)} was late {each}" for end, each in once.items()]
             return (
                 f"NOBODY SEEN LATE by its own doing as a rule{beyond}, but {who} could not be judged:"
-                f" {listed(times)}; too little was captured to tell whether that is a habit."
+                f" {listed(times)}; too little was captured to tell whether that recurs."
                 f"{_add_captures(result)}"
             ), "warn"
         return (

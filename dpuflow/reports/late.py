@@ -163,15 +163,15 @@ def _stage(result: Analysis, row: Lateness) -> str:
                 continue
             compared, usual = True, median(others)
             if own > usual:  # what ends stages wait for may look like their work
-                parts.append(f"{way} {duration(own)}, the others {duration(usual)}")
+                parts.append(f"{way} {duration(own)} (others {duration(usual)})")
         if not compared:  # but with the same stage of other pipelines
             continue
         each = (
-            f" for each microbatch: {'; '.join(parts)}"
+            f" per microbatch: {', '.join(parts)}"
             if parts
             else " in a step than those it can be compared with"
         )
-        return ", ".join([f"{where} works longer{each}", *_since(result, row)])
+        return ", ".join([f"{where} takes longer{each}", *_since(result, row)])
     return ""
 
 
@@ -184,9 +184,7 @@ def _how_often(result: Analysis, row: Lateness) -> str:
         parts.append(f"arrived last in {round(row.last_share * row.collectives):,}")
     if row.steadiness == "persistent":
         # Less often than that it is late once in a step, or from its onset on.
-        parts.append(
-            "steadily" if (row.late_share or 0) >= STEADILY or row.since_ns else "in step after step"
-        )
+        parts.append("steadily" if (row.late_share or 0) >= STEADILY or row.since_ns else "once a step")
     elif row.steadiness is not None:
         parts.append("in turn with others" if row.steadiness == "rotating" else "now and then")
     return ", ".join([*parts, *_since(result, row)])

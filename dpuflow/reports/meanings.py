@@ -27,7 +27,7 @@ COMMON: Final = {
     "packets": "packets",
     "protocol": "NCCL's protocol; null where it is not known",
     "rank": "number that the rank map or the library gives it",
-    "retransmitted": "packets sent again",
+    "retransmitted": "packets retransmitted",
     "sent_ns": "when its first packet left its sender",
     "src": "endpoint that sent",
     "start_ns": "when it began",

@@ -119,7 +119,7 @@ def _accounts(result: Analysis, names: Names) -> Iterator[str]:
         text += f"; the longest steps {duration(slow)}" if slow >= MUCH * each.step_ns else ""
         others = f" (the same in {count(alike[place] - 1, 'other group')})" if alike[place] > 1 else ""
         yield wrap(
-            f"typical step {duration(each.step_ns)}, {share} of it exposed communication: {text}{others}",
+            f"typical step {duration(each.step_ns)}: {text} ({share} exposed communication){others}",
             "  ",
             "    ",
         )

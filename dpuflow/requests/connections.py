@@ -1,8 +1,8 @@
 """TCP connections in, those of clients out, with who serves.
 
 A client's connection carries bytes that no library frames, is part of no collective and of no set-up, and has
-one end that is no rank. Who serves is the end whose address and port more connections share, else a rank,
-else the lower port.
+one end that is no rank. Its ends do not speak RDMA with each other, as those of perftest do, which agree over
+TCP. Who serves is the end whose address and port more connections share, else a rank, else the lower port.
 """
 
 from __future__ import annotations
@@ -48,13 +48,15 @@ def client_connections(joined: Joined, exchanges: Rows, instances: Sequence[Inst
     plain = _plain(joined, exchanges, instances)
     ranks = {end for instance in instances for end in instance.order}
     sides = Counter((int(flows["src"][f]), int(flows["sport"][f])) for f in tcp.tolist())
+    rdma = flows[flows["transport"] != Transport.TCP]
+    peers = {frozenset(pair) for pair in zip(rdma["src"].tolist(), rdma["dst"].tolist(), strict=True)}
     found: dict[int, tuple[int, int, int]] = {}
     for flow in tcp.tolist():
         each = int(number[flow])
         if each not in plain or each in found:
             continue
         src, dst = int(flows["src"][flow]), int(flows["dst"][flow])
-        if src == dst:
+        if src == dst or frozenset((src, dst)) in peers:
             continue
         here, there = (src, int(flows["sport"][flow])), (dst, int(flows["dport"][flow]))
         # Larger is more of a server: shared by more connections, a rank, the lower port.

@@ -155,7 +155,7 @@ def ready_text(name: str) -> str:
     known = ready()
     if name not in known:
         near = difflib.get_close_matches(name, known, 1)
-        raise OptionError(f"{name}: no ready scenario of that name" + (f"; {near[0]}?" if near else ""))
+        raise OptionError(f"{name}: no built-in scenario of that name" + (f"; {near[0]}?" if near else ""))
     return (resources.files("dpuflow.synth") / "ready" / f"{name}.yaml").read_text(encoding="utf-8")
 
 

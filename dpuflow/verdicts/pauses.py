@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.quantities import duration
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import FEWEST, is_material
 
@@ -87,7 +88,7 @@ def pause_sentences(work: Work, names: Sequence[str], begin_ns: int) -> list[str
     if not work.pauses:
         return []
     told = [
-        f"for {each.length_ns / 1e9:.3g} s, {(each.start_ns - begin_ns) / 1e9:.3g} s after the captures begin"
+        f"for {duration(each.length_ns)}, {duration(each.start_ns - begin_ns)} into the captures"
         + (f" ({names[each.endpoint]} alone was that late)" if each.endpoint is not None else "")
         for each in sorted(work.pauses, key=lambda each: -each.length_ns)[:TOLD]
     ]
@@ -96,7 +97,7 @@ def pause_sentences(work: Work, names: Sequence[str], begin_ns: int) -> list[str
     return [
         f"The job paused {'once' if times == 1 else f'{times} times'}: {'; '.join(told)}{more}. Pauses"
         " (checkpoints, a hang) count against no rank: the cost of lateness is a share of the other"
-        f" {work.ns / 1e9:.3g} s."
+        f" {duration(work.ns)}."
     ]
 
 

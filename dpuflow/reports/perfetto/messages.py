@@ -2,7 +2,7 @@
 
 In: a result with messages (``analyze --messages``). Counters: bytes in flight (sent and not yet acknowledged,
 or arrived where no acknowledgement was seen), credits outstanding (that came and no data has used), and how
-many packets were marked and sent again until then.
+many packets were marked and retransmitted until then.
 """
 
 from __future__ import annotations

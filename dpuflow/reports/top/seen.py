@@ -113,7 +113,7 @@ def seen_of(result: Analysis, source: str) -> Seen:
     marked, again = (sum(getattr(f, key) for f in result.flows) for key in ("ecn_marked", "retransmitted"))
     packets = sum(each.packets for each in result.captures)
     health = [count(len(result.captures), "capture"), count(packets, "packet")]
-    health += [f"{lost:,} not captured", f"{again:,} sent again", f"{marked:,} ECN-marked"]
+    health += [f"{lost:,} not captured", f"{again:,} retransmitted", f"{marked:,} ECN-marked"]
     span = None if result.start_ns is None or result.end_ns is None else result.end_ns - result.start_ns
     return Seen(
         source, ranks_of(result.lateness, result.endpoints), groups, jobs_of(result.steps),

@@ -115,7 +115,7 @@ def _health(told: dict[str, Any]) -> tuple[str, ...]:
 def _network(told: dict[str, Any]) -> list[str]:
     """What the windows held say of loss and marks; nothing where an older agent does not tell."""
     held = told.get("windows") or []
-    said = (("retransmitted", "sent again"), ("ecn_marked", "ECN-marked"))
+    said = (("retransmitted", "retransmitted"), ("ecn_marked", "ECN-marked"))
     return [f"{sum(row[key] for row in held):,} {word}" for key, word in said
             if held and all(key in row for row in held)]  # fmt: skip
 

@@ -154,7 +154,7 @@ class Machine:
         0, "ACKs within messages, every so many packets (Soft-RoCE: 64); 0: at their ends", low=0
     )
     repeat_share: float | None = setting(
-        None, "share of messages sent again though nothing was lost", low=0, high=1
+        None, "share of messages retransmitted though nothing was lost", low=0, high=1
     )
     packet_us: float | None = setting(
         None, "median of what sending one packet takes where software does it, us; 0: hardware does", low=0
