@@ -6,6 +6,7 @@ In: a configuration. Out: what is published on the board, one line of log for ea
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 import time
@@ -199,7 +200,9 @@ class Service:
                 self.step()
             except Exception as error:  # traffic is foreign: nobody can promise what it does to an analysis
                 self.board.count_error("analysis")
-                self.log.error("analysis_failed", f"a window was lost: {error or type(error).__name__}")
+                at = traceback.extract_tb(error.__traceback__)[-1]
+                told = f"{str(error) or type(error).__name__} ({os.path.basename(at.filename)}:{at.lineno})"
+                self.log.error("analysis_failed", f"a window was lost: {told}")
                 self.log.debug("traceback", traceback.format_exc())
                 with self.lock:
                     self.stream.forget(np.full(self.stream.held_flows(), self.source.read_until_ns))
