@@ -1,13 +1,14 @@
 """Hours of an agent's work in minutes: packets of many jobs are fed to it as fast as it analyses them.
 
-    soak_fast.py HOURS [--gap TIMES] [--trace]        (or: soak.py --fast HOURS)
+    soak_fast.py HOURS [--gap TIMES] [--step SECONDS] [--trace]        (or: soak.py --fast HOURS)
 
 What runs is the agent's own service with history, metrics, API and an event stream, all but the thread
 that captures: the bundled captures are played one after the other and two at a time, with other peers, queue
 pairs and times at each round. Time in it is the packets': API and metrics are asked every 15 s of it, as a
 scraper would, and free memory goes back to the kernel every minute of it, as it does live. Prints memory,
 CPU and figures for every tenth of an hour, and at the end how far the last quarter's are from the third's;
-with --gap jobs are so many times further apart, with --trace it is told what Python has allocated, too.
+with --gap jobs are so many times further apart, with --step it analyses every so many seconds (as
+``windows.step``), which is what takes the CPU; with --trace it is told what Python has allocated, too.
 Needs neither root nor namespaces.
 """
 
@@ -37,7 +38,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE))
 
-from dpuflow.agent.config import Api, Capture, Config, History, Limits  # noqa: E402
+from dpuflow.agent.config import Api, Capture, Config, History, Limits, Windows  # noqa: E402
 from dpuflow.agent.log import Log  # noqa: E402
 from dpuflow.agent.service import Service  # noqa: E402
 from dpuflow.agent.usage import TRIM_S, give_back, restrain_allocator  # noqa: E402
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
     Bytes = NDArray[np.uint8]
 
 S = 1_000_000_000
-STEP_NS = S
 
 
 class Recorded:
@@ -199,14 +199,15 @@ def parts() -> str:
     )
 
 
-def soak(hours: float, gap: float, trace: bool) -> None:
-    """Run for so many hours of the packets' time."""
+def soak(hours: float, gap: float, step_s: int, trace: bool) -> None:
+    """Run for so many hours of the packets' time; ``step_s`` divides 15."""
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
     log = io.StringIO()
     config = Config(
         capture=Capture(interfaces=["lo"]),
         api=Api(listen="127.0.0.1:0"),
         limits=Limits(cpu=64.0),  # as fast as it goes
+        windows=Windows(step=step_s),
         history=History(directory=str(folder / "history"), keep_size=64 << 20, keep_age=1e9),
     )
     restrain_allocator()  # as Service.start does
@@ -231,7 +232,7 @@ def soak(hours: float, gap: float, trace: bool) -> None:
         tracemalloc.start(8)
     try:
         while now_ns - first_ns < hours * 3600 * S:
-            now_ns += STEP_NS
+            now_ns += step_s * S
             piece = []
             while at < now_ns:
                 piece.append(record)
@@ -299,7 +300,8 @@ if __name__ == "__main__":
     )
     options.add_argument("hours", type=float)
     options.add_argument("--gap", type=float, default=1.0)
+    options.add_argument("--step", type=int, choices=[1, 3, 5], default=1)
     options.add_argument("--trace", action="store_true")
     given = options.parse_args()
-    soak(given.hours, given.gap, given.trace)
+    soak(given.hours, given.gap, given.step, given.trace)
     os._exit(0)
