@@ -189,13 +189,93 @@ def test_flows_that_are_over_are_forgotten_and_those_that_go_on_are_not(
         before_ns = now - 1_000_000_000
         gone.append(tables.messages[tables.messages["last_ns"] < before_ns])
         stream.forget(np.full(len(tables.flows), before_ns))
-        stream.forget_flows(tables, now - 500_000_000)
+        stream.forget_flows(tables, now, 500_000_000)
     assert stream.held_flows() < before + len(whole.flows)
     every = np.concatenate([*gone, stream.snapshot(0).tables().messages])
     for name in ("first_ns", "last_ns", "seq", "bytes", "role", "tag", "sub"):
         ours = np.sort(every[name][np.isin(every["first_ns"], whole.messages["first_ns"])])
         assert set(whole.messages[name].tolist()) <= set(ours.tolist()), name
     assert stream.info.packets <= 2000 + 20000
+
+
+TCP_JOBS = [path for path in FILES if path.parent.name in ("gloo-allreduce-n4", "mpi-allreduce-n4")]
+
+
+def torn(path: Path, stream: Stream) -> None:
+    """Half a capture into ``stream``, every twentieth packet left out: what was on its way never ends."""
+    ((_, form, data),) = pieces(path, 10**12)
+    starts, at = [], 0
+    while at < len(data):
+        starts.append(at)
+        at += 16 + int.from_bytes(data[at + 8 : at + 12].tobytes(), "little")
+    half = len(starts) // 2
+    bounds = [*starts, at]
+    stream.feed(form, np.concatenate([data[bounds[n] : bounds[n + 1]] for n in range(half) if n % 20]))
+
+
+@pytest.mark.parametrize("path", TCP_JOBS, ids=lambda path: path.parent.name)
+def test_messages_that_never_end_keep_no_flow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs that were killed hundreds of flows more were kept each hour, with a message on its way."""
+    from dpuflow.agent import stream as module
+
+    monkeypatch.setattr(module, "FEW_FLOWS", 1)
+    (other,) = {*TCP_JOBS} - {path}
+    second, whole = 10**9, ingest([str(other)])
+    stream = Stream("x")
+    torn(path, stream)
+    last_ns = int(stream.snapshot(0).tables().flows["last_ns"].max())
+    stream.forget(np.full(stream.held_flows(), 1 << 62))
+    assert stream._tcp is not None
+    used = stream._tcp.in_use(np.zeros(stream.held_flows(), bool)).sum()
+    waiting = int(stream._tcp._counts[stream._tcp._state.SLOTS_USED])
+    assert used
+    assert waiting
+    for later_s, left in ((2, int(used)), (9, int(used)), (11, 0)):
+        tables = stream.snapshot(0).tables()
+        stream.forget(np.full(stream.held_flows(), 1 << 62))
+        stream.forget_flows(tables, last_ns + later_s * second, second)
+        assert left <= stream.held_flows() <= 2 * left + 2  # and their other directions, and the last one
+    left = int(stream._tcp._streams["held_count"][: stream.held_flows()].sum())  # of the last one
+    assert stream._tcp._counts[stream._tcp._state.SLOTS_USED] == left < waiting
+    for _, form, piece in pieces(other, second):  # what follows is read as ever, in the slots given up
+        stream.feed(form, piece)
+    again = stream.snapshot(0).tables()
+    names = ["first_ns", "last_ns", "seq", "bytes", "wire"]
+    told, expected = ({*map(tuple, each.messages[names].tolist())} for each in (again, whole))
+    assert expected <= told
+
+
+def test_of_the_bootstraps_of_old_jobs_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpuflow.messages import setups as module
+
+    monkeypatch.setattr(module, "MOST_IDLE", 1)
+    path = TRACES / "nccl-sockets-tpdp-n4" / "node0.pcap.gz"
+    stream = Stream("x")
+    for _, form, piece in pieces(path, 10**9):
+        stream.feed(form, piece)
+    assert stream._tcp is not None
+    tables = stream.snapshot(0).tables()
+    assert len(tables.members)
+    before = len(stream._tcp.setups.in_use())
+    stream._tcp.setups.release(np.ones(stream.held_flows(), bool), stream._reader.flows)
+    after = stream._tcp.setups.in_use()
+    assert 0 < len(after) <= 2 < before
+
+
+def test_a_message_that_never_ends_holds_no_heads_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of SENDs' first bytes was kept for all that came after it."""
+    stream, asked = Stream("x"), []
+    for _, form, piece in pieces(TRACES / "nccl-allreduce-n2" / "node0.pcap.gz", 10**9):
+        stream.feed(form, piece)
+    assert stream._roce is not None
+    lanes = stream._roce._lanes
+    monkeypatch.setattr(stream._roce._heads, "forget", asked.append)
+    last_ns = int(stream._reader.flows["last_ns"].max())
+    lanes["open"] = 0
+    lanes["open"][0], lanes["first_frame"][0], lanes["last_ns"][0] = 1, 3, last_ns
+    stream.forget(np.full(stream.held_flows(), last_ns - 10**8))
+    stream.forget(np.full(stream.held_flows(), last_ns + 1))
+    assert asked == [3, None]
 
 
 @pytest.mark.parametrize("compute_ms", [30, 100])

@@ -77,10 +77,13 @@ class Jobs(threading.Thread):
             str(late_ms),
             str(steps),
         ]
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.pair.a, *command], capture_output=True, text=True, timeout=300
-        )
+        inside = ["ip", "netns", "exec", self.pair.a, *command]
         self.runs += 1
+        try:
+            done = subprocess.run(inside, capture_output=True, text=True, timeout=300)
+        except subprocess.TimeoutExpired:  # it began while the link was down; the next one may do better
+            self.failed += 1
+            return
         self.failed += done.returncode != 0
         self.operations += len(re.findall(r"^enter 1 ", done.stderr, re.MULTILINE))
 
