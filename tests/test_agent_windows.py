@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -124,6 +125,47 @@ def test_what_comes_while_a_snapshot_is_read_goes_on() -> None:
     assert len(views) == 4
     for form, piece in rest:
         stream.feed(form, piece)
+
+
+def shared(one: object, other: object, name: str = "") -> Iterator[str]:
+    """What changes in place and is the same in both, by its name."""
+    for part, value in vars(one).items():
+        theirs = getattr(other, part)
+        ours = type(value).__module__.startswith(("dpuflow.messages.", "dpuflow.packets."))
+        if value is theirs and (ours or isinstance(value, (list, dict, set))):
+            yield name + part
+        elif ours and hasattr(value, "__dict__"):
+            yield from shared(value, theirs, f"{name}{part}.")
+
+
+def test_a_snapshot_has_lists_of_its_own() -> None:
+    """One thread reads it while another goes on: a window was lost, first bytes of SENDs were those since."""
+    stream = Stream("x")
+    for name in ("nccl-allreduce-n2", "nccl-sockets-tpdp-n4"):
+        for _, form, piece in pieces(TRACES / name / "node0.pcap.gz", 10**12):
+            stream.feed(form, piece)
+    builders = (stream._roce, stream._tcp)
+    for live, taken in zip(builders, stream.snapshot(0)._builders, strict=True):
+        assert {*shared(live, taken)} <= {"hidden"}  # which is made anew each time
+
+
+def test_who_comes_while_a_snapshot_is_read_is_none_of_its_business() -> None:
+    """A window was lost: the snapshot numbered the directions of RoCE that had come since as its own."""
+    roce, tcp = (TRACES / name / "node0.pcap.gz" for name in ("nccl-allreduce-n2", "mpi-iallreduce-n4"))
+    ((_, form, job),), ((_, _, other),) = pieces(roce, 10**12), pieces(tcp, 10**12)
+    moved, at = job.copy(), 0
+    while at < len(moved):
+        moved[at + 16 + 26], moved[at + 16 + 30] = 77, 77  # the first byte of either address
+        at += 16 + int.from_bytes(moved[at + 8 : at + 12].tobytes(), "little")
+    stream = Stream("x")
+    stream.feed(form, job)
+    stream.feed(form, other)  # flows that the messages of RoCE have not met yet
+    before, taken = stream.snapshot(0).tables(), stream.snapshot(0)
+    stream.feed(form, moved)
+    after = taken.tables()
+    for name in ("flows", "messages", "endpoints"):
+        assert getattr(after, name).tolist() == getattr(before, name).tolist(), name
+    assert len(stream.snapshot(0).tables().flows) > len(before.flows)
 
 
 @pytest.mark.parametrize("hours", [-1, 1])

@@ -211,7 +211,7 @@ class RoceMessages:
         other._messages = self._messages.copy(int(counts[k.ROWS]))
         other._links = self._links.copy(int(counts[k.ROWS]))
         other._words = self._words.copy(int(counts[k.WORDS]))
-        other._cut = self._cut.copy()
+        other._cut, other._heads = self._cut.copy(), self._heads.copy()
         other._log, other._pairs = self._log.copy(int(counts[k.LOGGED])), self._pairs.copy()
         return other
 
