@@ -93,9 +93,8 @@ class SendHeads:
     def copy(self) -> SendHeads:
         """One that stays as this is now."""
         other = SendHeads()
-        other._keys, other._frames, other._lengths, other._heads = (
-            list(each) for each in (self._keys, self._frames, self._lengths, self._heads)
-        )
+        other._keys, other._frames = list(self._keys), list(self._frames)
+        other._lengths, other._heads = list(self._lengths), list(self._heads)
         other._forgot = self._forgot
         return other
 
