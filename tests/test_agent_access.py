@@ -94,6 +94,26 @@ def test_two_authorizations_are_none() -> None:
     assert not guard.allows({"headers": [header, header]})
 
 
+class Kept(bytes):
+    """To be compared by ``hmac.compare_digest`` alone: all else stops at the first difference."""
+
+    def __eq__(self, other: object) -> bool:
+        raise AssertionError("compared by ==")
+
+    def __contains__(self, part: object) -> bool:
+        raise AssertionError("searched")
+
+    __ne__ = __lt__ = __gt__ = __eq__
+    __hash__ = bytes.__hash__
+    startswith = endswith = find = __contains__  # type: ignore[assignment]
+
+
+def test_tokens_are_compared_in_constant_time() -> None:
+    guard = Guard(lambda *_: None, Kept(TOKEN.encode()))  # type: ignore[arg-type,return-value]
+    for given, allowed in ((TOKEN, True), (TOKEN[:-1], False), ("x" + TOKEN[1:], False), ("", False)):
+        assert guard.allows({"headers": [(b"authorization", b"Bearer " + given.encode())]}) is allowed
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

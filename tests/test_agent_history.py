@@ -105,6 +105,22 @@ def test_what_a_killed_writer_left_is_removed(tmp_path: Path) -> None:
     assert not half.exists()
 
 
+def test_who_is_neither_the_agent_nor_of_its_group_reads_nothing(tmp_path: Path) -> None:
+    """By the mask of the unit the folder 0750, each file 0640; by hand the folder keeps others out."""
+    for mask, wanted in ((0o027, 0o640), (0o022, 0o644)):
+        folder = tmp_path / f"history{mask:o}"
+        before = os.umask(mask)
+        try:
+            kept(FILES[0], folder)
+        finally:
+            os.umask(before)
+        assert folder.stat().st_mode & 0o777 == 0o750
+        modes = {each.name: each.stat().st_mode & 0o777 for each in folder.iterdir()}
+        assert modes.pop(".node0.lock") == 0o640
+        assert len(modes) > 1
+        assert set(modes.values()) == {wanted}
+
+
 def test_small_segments_become_one_and_nothing_counts_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,47 @@ def test_what_comes_while_a_snapshot_is_read_goes_on() -> None:
         stream.feed(form, piece)
 
 
+def shared(one: object, other: object, name: str = "") -> Iterator[str]:
+    """What changes in place and is the same in both, by its name."""
+    for part, value in vars(one).items():
+        theirs = getattr(other, part)
+        ours = type(value).__module__.startswith(("dpuflow.messages.", "dpuflow.packets."))
+        if value is theirs and (ours or isinstance(value, (list, dict, set))):
+            yield name + part
+        elif ours and hasattr(value, "__dict__"):
+            yield from shared(value, theirs, f"{name}{part}.")
+
+
+def test_a_snapshot_has_lists_of_its_own() -> None:
+    """One thread reads it while another goes on: a window was lost, first bytes of SENDs were those since."""
+    stream = Stream("x")
+    for name in ("nccl-allreduce-n2", "nccl-sockets-tpdp-n4"):
+        for _, form, piece in pieces(TRACES / name / "node0.pcap.gz", 10**12):
+            stream.feed(form, piece)
+    builders = (stream._roce, stream._tcp)
+    for live, taken in zip(builders, stream.snapshot(0)._builders, strict=True):
+        assert {*shared(live, taken)} <= {"hidden"}  # which is made anew each time
+
+
+def test_who_comes_while_a_snapshot_is_read_is_none_of_its_business() -> None:
+    """A window was lost: the snapshot numbered the directions of RoCE that had come since as its own."""
+    roce, tcp = (TRACES / name / "node0.pcap.gz" for name in ("nccl-allreduce-n2", "mpi-iallreduce-n4"))
+    ((_, form, job),), ((_, _, other),) = pieces(roce, 10**12), pieces(tcp, 10**12)
+    moved, at = job.copy(), 0
+    while at < len(moved):
+        moved[at + 16 + 26], moved[at + 16 + 30] = 77, 77  # the first byte of either address
+        at += 16 + int.from_bytes(moved[at + 8 : at + 12].tobytes(), "little")
+    stream = Stream("x")
+    stream.feed(form, job)
+    stream.feed(form, other)  # flows that the messages of RoCE have not met yet
+    before, taken = stream.snapshot(0).tables(), stream.snapshot(0)
+    stream.feed(form, moved)
+    after = taken.tables()
+    for name in ("flows", "messages", "endpoints"):
+        assert getattr(after, name).tolist() == getattr(before, name).tolist(), name
+    assert len(stream.snapshot(0).tables().flows) > len(before.flows)
+
+
 @pytest.mark.parametrize("hours", [-1, 1])
 @pytest.mark.parametrize("path", FILES, ids=NAMES)
 def test_a_clock_that_is_set_loses_nothing(path: Path, hours: int) -> None:
@@ -189,13 +231,93 @@ def test_flows_that_are_over_are_forgotten_and_those_that_go_on_are_not(
         before_ns = now - 1_000_000_000
         gone.append(tables.messages[tables.messages["last_ns"] < before_ns])
         stream.forget(np.full(len(tables.flows), before_ns))
-        stream.forget_flows(tables, now - 500_000_000)
+        stream.forget_flows(tables, now, 500_000_000)
     assert stream.held_flows() < before + len(whole.flows)
     every = np.concatenate([*gone, stream.snapshot(0).tables().messages])
     for name in ("first_ns", "last_ns", "seq", "bytes", "role", "tag", "sub"):
         ours = np.sort(every[name][np.isin(every["first_ns"], whole.messages["first_ns"])])
         assert set(whole.messages[name].tolist()) <= set(ours.tolist()), name
     assert stream.info.packets <= 2000 + 20000
+
+
+TCP_JOBS = [path for path in FILES if path.parent.name in ("gloo-allreduce-n4", "mpi-allreduce-n4")]
+
+
+def torn(path: Path, stream: Stream) -> None:
+    """Half a capture into ``stream``, every twentieth packet left out: what was on its way never ends."""
+    ((_, form, data),) = pieces(path, 10**12)
+    starts, at = [], 0
+    while at < len(data):
+        starts.append(at)
+        at += 16 + int.from_bytes(data[at + 8 : at + 12].tobytes(), "little")
+    half = len(starts) // 2
+    bounds = [*starts, at]
+    stream.feed(form, np.concatenate([data[bounds[n] : bounds[n + 1]] for n in range(half) if n % 20]))
+
+
+@pytest.mark.parametrize("path", TCP_JOBS, ids=lambda path: path.parent.name)
+def test_messages_that_never_end_keep_no_flow_for_ever(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of jobs that were killed hundreds of flows more were kept each hour, with a message on its way."""
+    from dpuflow.agent import stream as module
+
+    monkeypatch.setattr(module, "FEW_FLOWS", 1)
+    (other,) = {*TCP_JOBS} - {path}
+    second, whole = 10**9, ingest([str(other)])
+    stream = Stream("x")
+    torn(path, stream)
+    last_ns = int(stream.snapshot(0).tables().flows["last_ns"].max())
+    stream.forget(np.full(stream.held_flows(), 1 << 62))
+    assert stream._tcp is not None
+    used = stream._tcp.in_use(np.zeros(stream.held_flows(), bool)).sum()
+    waiting = int(stream._tcp._counts[stream._tcp._state.SLOTS_USED])
+    assert used
+    assert waiting
+    for later_s, left in ((2, int(used)), (9, int(used)), (11, 0)):
+        tables = stream.snapshot(0).tables()
+        stream.forget(np.full(stream.held_flows(), 1 << 62))
+        stream.forget_flows(tables, last_ns + later_s * second, second)
+        assert left <= stream.held_flows() <= 2 * left + 2  # and their other directions, and the last one
+    left = int(stream._tcp._streams["held_count"][: stream.held_flows()].sum())  # of the last one
+    assert stream._tcp._counts[stream._tcp._state.SLOTS_USED] == left < waiting
+    for _, form, piece in pieces(other, second):  # what follows is read as ever, in the slots given up
+        stream.feed(form, piece)
+    again = stream.snapshot(0).tables()
+    names = ["first_ns", "last_ns", "seq", "bytes", "wire"]
+    told, expected = ({*map(tuple, each.messages[names].tolist())} for each in (again, whole))
+    assert expected <= told
+
+
+def test_of_the_bootstraps_of_old_jobs_the_latest_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpuflow.messages import setups as module
+
+    monkeypatch.setattr(module, "MOST_IDLE", 1)
+    path = TRACES / "nccl-sockets-tpdp-n4" / "node0.pcap.gz"
+    stream = Stream("x")
+    for _, form, piece in pieces(path, 10**9):
+        stream.feed(form, piece)
+    assert stream._tcp is not None
+    tables = stream.snapshot(0).tables()
+    assert len(tables.members)
+    before = len(stream._tcp.setups.in_use())
+    stream._tcp.setups.release(np.ones(stream.held_flows(), bool), stream._reader.flows)
+    after = stream._tcp.setups.in_use()
+    assert 0 < len(after) <= 2 < before
+
+
+def test_a_message_that_never_ends_holds_no_heads_of_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is kept of SENDs' first bytes was kept for all that came after it."""
+    stream, asked = Stream("x"), []
+    for _, form, piece in pieces(TRACES / "nccl-allreduce-n2" / "node0.pcap.gz", 10**9):
+        stream.feed(form, piece)
+    assert stream._roce is not None
+    lanes = stream._roce._lanes
+    monkeypatch.setattr(stream._roce._heads, "forget", asked.append)
+    last_ns = int(stream._reader.flows["last_ns"].max())
+    lanes["open"] = 0
+    lanes["open"][0], lanes["first_frame"][0], lanes["last_ns"][0] = 1, 3, last_ns
+    stream.forget(np.full(stream.held_flows(), last_ns - 10**8))
+    stream.forget(np.full(stream.held_flows(), last_ns + 1))
+    assert asked == [3, None]
 
 
 @pytest.mark.parametrize("compute_ms", [30, 100])

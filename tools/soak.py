@@ -77,10 +77,13 @@ class Jobs(threading.Thread):
             str(late_ms),
             str(steps),
         ]
-        done = subprocess.run(
-            ["ip", "netns", "exec", self.pair.a, *command], capture_output=True, text=True, timeout=300
-        )
+        inside = ["ip", "netns", "exec", self.pair.a, *command]
         self.runs += 1
+        try:
+            done = subprocess.run(inside, capture_output=True, text=True, timeout=300)
+        except subprocess.TimeoutExpired:  # it began while the link was down; the next one may do better
+            self.failed += 1
+            return
         self.failed += done.returncode != 0
         self.operations += len(re.findall(r"^enter 1 ", done.stderr, re.MULTILINE))
 
@@ -92,19 +95,19 @@ class Jobs(threading.Thread):
             self.replayed += self.pair.send(self.pair.a, "west", file, rate=2000)
 
 
-def used(pid: int) -> tuple[float, float, float, int, int]:
-    """CPU seconds and own memory (MiB, neither ring nor files) of the agent and of the process of its API;
-    of the agent resident MiB, threads and open files."""
+def used(pid: int) -> tuple[float, float, list[float], int, int]:
+    """CPU seconds of the agent and of the process of its API, own memory of each (MiB, neither ring nor
+    files); of the agent resident MiB, threads and open files."""
     beside = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    ticks = own = 0
+    ticks, own = 0, []
     for process in (pid, *beside):
         stat = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()
         ticks += int(stat[11]) + int(stat[12])
         status = Path(f"/proc/{process}/status").read_text()
-        own += int(status.partition("RssAnon:")[2].split()[0])
+        own.append(int(status.partition("RssAnon:")[2].split()[0]) / 1024)
     resident = int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * PAGE / 2**20
     threads = len(os.listdir(f"/proc/{pid}/task"))
-    return ticks / TICKS, resident, own / 1024, threads, len(os.listdir(f"/proc/{pid}/fd"))
+    return ticks / TICKS, resident, own, threads, len(os.listdir(f"/proc/{pid}/fd"))
 
 
 def main() -> None:
@@ -117,7 +120,7 @@ def main() -> None:
     config = folder / "agent.yaml"
     lines = [
         f"history: {{directory: {folder}/history, keep_size: 64MiB}}", "api: {listen: 127.0.0.1:9477}",
-        "log: {format: json, status: 5s}", *words[1:],
+        "log: {format: json, status: 5s, level: debug}", *words[1:],
     ]  # fmt: skip
     config.write_text("\n".join(lines) + "\n")
     pair = Pair()
@@ -160,11 +163,13 @@ def watch(
             return
         cpu, resident, own, threads, files = used(agent.pid)
         now = time.monotonic()
-        rows.append([now - start, (cpu - before[1]) / (now - before[0]), resident, own])
+        rows.append([now - start, (cpu - before[1]) / (now - before[0]), resident, sum(own)])
         before = (now, cpu)
+        each = " + ".join(f"{size:.1f}" for size in own)
         print(
-            f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f}"
-            f" MiB, own {own:6.1f}  threads {threads}  files {files}  jobs {jobs.runs} ({jobs.failed} failed)"
+            f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f} MiB,"
+            f" own {rows[-1][3]:6.1f} ({each})  threads {threads}  files {files}"
+            f"  jobs {jobs.runs} ({jobs.failed} failed)"
             f"  operations {jobs.operations}  replayed {jobs.replayed}",
             flush=True,
         )
@@ -204,8 +209,8 @@ def summarise(folder: Path, jobs: Jobs, status: int) -> None:
         f"events: {kinds}; jobs {jobs.runs}, operations {jobs.operations}, replayed packets {jobs.replayed}"
     )
     for event in events:
-        if event["level"] == "error":
-            print(f"error: {event['text']}")
+        if event["level"] == "error" or event["event"] == "traceback":
+            print(f"{event['level']}: {event['text']}")
     print(f"log and history: {folder}")
 
 

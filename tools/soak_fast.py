@@ -1,13 +1,18 @@
 """Hours of an agent's work in minutes: packets of many jobs are fed to it as fast as it analyses them.
 
-    soak_fast.py HOURS [--gap TIMES] [--trace]        (or: soak.py --fast HOURS)
+    soak_fast.py HOURS [--gap TIMES] [--step SECONDS] [--trace]        (or: soak.py --fast HOURS)
+    soak_fast.py HOURS --only stream [--gap TIMES]
+    soak_fast.py HOURS --only api
 
 What runs is the agent's own service with history, metrics, API and an event stream, all but the thread
 that captures: the bundled captures are played one after the other and two at a time, with other peers, queue
 pairs and times at each round. Time in it is the packets': API and metrics are asked every 15 s of it, as a
 scraper would, and free memory goes back to the kernel every minute of it, as it does live. Prints memory,
 CPU and figures for every tenth of an hour, and at the end how far the last quarter's are from the third's;
-with --gap jobs are so many times further apart, with --trace it is told what Python has allocated, too.
+with --gap jobs are so many times further apart, with --step it analyses every so many seconds (as
+``windows.step``), which is what takes the CPU; with --trace it is told what Python has allocated, too.
+With --only hours take minutes: "stream" reads and lets go without analysing, "api" gives the process of the
+API a window a second of a job whose peers change every minute.
 Needs neither root nor namespaces.
 """
 
@@ -29,6 +34,7 @@ import tempfile
 import threading
 import time
 import tracemalloc
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -37,10 +43,14 @@ import numpy as np
 HERE = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(HERE))
 
-from dpuflow.agent.config import Api, Capture, Config, History, Limits  # noqa: E402
+from dpuflow.agent.board import Board, Health, Traffic, Window  # noqa: E402
+from dpuflow.agent.config import Api, Capture, Config, History, Limits, Windows  # noqa: E402
 from dpuflow.agent.log import Log  # noqa: E402
+from dpuflow.agent.outside import Outside  # noqa: E402
 from dpuflow.agent.service import Service  # noqa: E402
+from dpuflow.agent.stream import Stream  # noqa: E402
 from dpuflow.agent.usage import TRIM_S, give_back, restrain_allocator  # noqa: E402
+from dpuflow.analysis import analyze  # noqa: E402
 from dpuflow.capture.pcapfile import open_file  # noqa: E402
 
 if TYPE_CHECKING:
@@ -48,11 +58,12 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from dpuflow.results import Analysis
+
     Ints = NDArray[np.int64]
     Bytes = NDArray[np.uint8]
 
 S = 1_000_000_000
-STEP_NS = S
 
 
 class Recorded:
@@ -199,14 +210,15 @@ def parts() -> str:
     )
 
 
-def soak(hours: float, gap: float, trace: bool) -> None:
-    """Run for so many hours of the packets' time."""
+def soak(hours: float, gap: float, step_s: int, trace: bool) -> None:
+    """Run for so many hours of the packets' time; ``step_s`` divides 15."""
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
     log = io.StringIO()
     config = Config(
         capture=Capture(interfaces=["lo"]),
         api=Api(listen="127.0.0.1:0"),
         limits=Limits(cpu=64.0),  # as fast as it goes
+        windows=Windows(step=step_s),
         history=History(directory=str(folder / "history"), keep_size=64 << 20, keep_age=1e9),
     )
     restrain_allocator()  # as Service.start does
@@ -231,7 +243,7 @@ def soak(hours: float, gap: float, trace: bool) -> None:
         tracemalloc.start(8)
     try:
         while now_ns - first_ns < hours * 3600 * S:
-            now_ns += STEP_NS
+            now_ns += step_s * S
             piece = []
             while at < now_ns:
                 piece.append(record)
@@ -271,13 +283,99 @@ def soak(hours: float, gap: float, trace: bool) -> None:
         said = log.getvalue()
         shutil.rmtree(folder)
     print(f"anonymous memory: first {marks[0]:.1f}, most {max(marks):.1f}, last {marks[-1]:.1f} MiB")
-    for name, unit, figures in (("anonymous memory", "MiB", marks), ("CPU", "us a packet", cpus)):
-        quarter = max(len(figures) // 4, 1)
-        third, last = (statistics.fmean(figures[-n * quarter :][:quarter]) for n in (2, 1))
-        print(f"{name}: third quarter {third:.1f}, last {last:.1f} {unit} ({last / third - 1:+.1%})")
+    quarters("anonymous memory", "MiB", marks)
+    quarters("CPU", "us a packet", cpus)
     print(f"errors {service.board.health().errors}")
     if said:
         print(said[-2000:])
+
+
+def quarters(name: str, unit: str, figures: list[float]) -> None:
+    """How far the last quarter's mean is from the third's."""
+    quarter = max(len(figures) // 4, 1)
+    third, last = (statistics.fmean(figures[-n * quarter :][:quarter]) for n in (2, 1))
+    print(f"{name}: third quarter {third:.1f}, last {last:.1f} {unit} ({last / third - 1:+.1%})")
+
+
+def soak_stream(hours: float, gap: float) -> None:
+    """Packets read, messages and flows let go as windows do, without analyses."""
+    captures = [Recorded(path) for path in sorted((HERE / "traces").glob("*/node0.pcap.gz"))]
+    form, longest_ns = captures[0].form, round(Windows().longest * S)
+    first_ns = now_ns = time.time_ns()
+    packets = jobs(captures, first_ns, random.Random(1), gap)
+    at, record = next(packets)
+    stream, sizes, flows = Stream("soak"), [], []
+    while now_ns - first_ns < hours * 3600 * S:
+        now_ns += 5 * S
+        piece = []
+        while at < now_ns:
+            piece.append(record)
+            at, record = next(packets)
+        if piece:
+            stream.feed(form, np.concatenate(piece))
+        seconds = (now_ns - first_ns) // S
+        if seconds % 20 == 0:
+            tables = stream.snapshot(now_ns).tables()
+            stream.forget(np.full(len(tables.flows), now_ns - longest_ns))
+            stream.forget_flows(tables, now_ns, longest_ns)
+        if seconds % 60 == 0:
+            give_back()
+        if seconds % 360 == 0:
+            sizes.append(memory()[0])
+            flows.append(float(stream.held_flows()))
+            print(
+                f"{seconds / 3600:5.1f} h  anonymous {sizes[-1]:6.1f} MiB  {flows[-1]:.0f} flows", flush=True
+            )
+    quarters("anonymous memory", "MiB", sizes)
+    quarters("flows", "", flows)
+
+
+def renamed(result: Analysis, number: int, start_ns: int, draw: random.Random) -> Analysis:
+    """The result with some collectives of its own at another time; peers are others each minute."""
+    ends = [
+        replace(
+            each, address=(name := f"10.{number // 60 % 256}.{number // 15360}.{each.id}"), addresses=[name]
+        )
+        for each in result.endpoints
+    ]
+    picked = []
+    for at, each in enumerate(draw.choices(result.collectives, k=draw.choice([0, 5, 15, 30]))):
+        by_ns = start_ns - each.start_ns + at * 1_000_000
+        ranks = [replace(r, enter_ns=None if r.enter_ns is None else r.enter_ns + by_ns) for r in each.ranks]
+        picked.append(
+            replace(each, id=at, start_ns=each.start_ns + by_ns, end_ns=each.end_ns + by_ns, ranks=ranks)
+        )
+    return replace(result, endpoints=ends, collectives=picked, flows=[])
+
+
+def soak_api(hours: float) -> None:
+    """The process of the API: what it holds of windows, series, findings and events."""
+    job = analyze([str(path) for path in sorted((HERE / "traces/gloo-allreduce-n4").glob("node*.pcap.gz"))])
+    board = Board()
+    log = Log("warning", "text", stream=io.StringIO())
+    outside = Outside(board, Config(api=Api(listen="127.0.0.1:0")), log)
+    board.keep(1)
+    draw, began_ns, sizes = random.Random(1), time.time_ns(), []
+    try:
+        for number in range(1, round(3600 * hours) + 1):
+            start_ns = began_ns + number * S
+            result = renamed(job, number, start_ns, draw)
+            ends = [each.address for each in result.endpoints]
+            sent = tuple(
+                Traffic(a, b, "tcp", 100, 10**6) for a, b in zip(ends, [*ends[1:], ends[0]], strict=True)
+            )
+            late = frozenset((each.id, 1) for each in result.collectives)
+            board.publish(Window(number, start_ns, start_ns + S, result, late, sent))
+            board.report(Health(time_ns=start_ns))
+            while len(outside._subscription._events) > 100:
+                time.sleep(0.01)
+            if number % 360 == 0:
+                status = Path(f"/proc/{outside.pid}/status").read_text()
+                sizes.append(int(status.partition("RssAnon:")[2].split()[0]) / 1024)
+                print(f"{number / 3600:5.1f} h  anonymous {sizes[-1]:6.1f} MiB", flush=True)
+    finally:
+        outside.close()
+    quarters("anonymous memory", "MiB", sizes)
 
 
 def compared(before: tracemalloc.Snapshot | None) -> tracemalloc.Snapshot:
@@ -299,7 +397,14 @@ if __name__ == "__main__":
     )
     options.add_argument("hours", type=float)
     options.add_argument("--gap", type=float, default=1.0)
+    options.add_argument("--step", type=int, choices=[1, 3, 5], default=1)
+    options.add_argument("--only", choices=["stream", "api"])
     options.add_argument("--trace", action="store_true")
     given = options.parse_args()
-    soak(given.hours, given.gap, given.trace)
+    if given.only == "stream":
+        soak_stream(given.hours, given.gap)
+    elif given.only == "api":
+        soak_api(given.hours)
+    else:
+        soak(given.hours, given.gap, given.step, given.trace)
     os._exit(0)

@@ -159,7 +159,7 @@ class Service:
             self._unsettled = settled.held
             with self.lock:
                 self.stream.forget(settled.before_ns)
-                self.stream.forget_flows(tables, until_ns - round(self.config.windows.longest * 1e9))
+                self.stream.forget_flows(tables, until_ns, round(self.config.windows.longest * 1e9))
         self._seen = packets
         window = self._window(taken, tables, counts, settled)
         changed = self.tracker.step(settled.analysis if settled else None, until_ns)

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
 MOST_FRAMES: Final = 1 << 30  # numbers of frames are taken down before they reach the 31 bits they have
 FEW_FLOWS: Final = 1024  # so many idle flows are kept, some 6 kB each: they may go on
+PATIENCE: Final = 10
+"""A message on its way whose flow was idle for so many times as long as others may be never ends: its sender
+was killed, or its end was not captured."""
 COUNTERS: Final = (
     "packets", "bytes", "messages", "retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak",
     "rnr", "zero_window", "spurious",
@@ -176,8 +179,8 @@ class Stream:
         self.forget(np.full(len(self._reader.flows), cut_ns))
         return before - self.held()
 
-    def forget_flows(self, tables: CaptureTables, before_ns: int) -> int:
-        """Forget flows idle since ``before_ns`` that hold nothing, by the last ``tables``; how many.
+    def forget_flows(self, tables: CaptureTables, until_ns: int, longest_ns: int) -> int:
+        """Forget flows idle for ``longest_ns`` that hold nothing, by the last ``tables``; how many.
 
         The last FEW_FLOWS of them are kept, and nothing is done before an eighth as many would go: a
         connection that is idle and goes on has then kept its peer and its framing.
@@ -185,12 +188,14 @@ class Stream:
         flows = self._reader.flows
         busy = np.ones(len(flows), bool)
         last_ns = tables.flows["last_ns"]
-        busy[: len(last_ns)] = (last_ns >= before_ns) | (last_ns == NEVER)
+        busy[: len(last_ns)] = (last_ns >= until_ns - longest_ns) | (last_ns == NEVER)
+        over = np.zeros(len(flows), bool)
+        over[: len(last_ns)] = (last_ns < until_ns - PATIENCE * longest_ns) & (last_ns != NEVER)
         if self._tcp is not None:
             self._tcp.setups.release(~busy, flows)
         for builder in (self._roce, self._tcp):
             if builder is not None:
-                used = builder.in_use()
+                used = builder.in_use(over)
                 busy[: len(used)] |= used
         paired = flows["peer"] < len(flows)
         busy[flows["peer"][busy & paired]] = True

@@ -18,6 +18,8 @@ from dpuflow.messages.stretches import Part, stretches
 from dpuflow.schema.rows import Framing, Role, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
     from dpuflow.messages.stretches import Solved
@@ -49,10 +51,9 @@ def resolve_nccl(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
         place = {int(row): k for k, row in enumerate(order)} if runs[f] else {}
         for run in runs[f]:
             size = int(rows["seq_end"][run[-1]]) - int(rows["seq"][run[0]])
-            fill = known.fill(
-                known.base[f] + place[int(run[0])], known.base[f] + place[int(run[-1])] + 1, size
-            )
-            if fill is not None and solved.has_room(len(fill)):
+            low, high = (known.base[f] + place[int(end)] for end in (run[0], run[-1]))
+            fill = known.fill(low, high + 1, size, solved.has_room)
+            if fill is not None:
                 link = solved.put(run, [_part(length) for length in fill.tolist()])
                 link["known"] = 1
 
@@ -79,24 +80,24 @@ class _Known:
         self._told = np.flatnonzero(told)
         self._runs: dict[int, tuple[Ints, Ints]] = {}
 
-    def fill(self, low: int, high: int, size: int) -> Ints | None:
+    def fill(self, low: int, high: int, size: int, has_room: Callable[[int], bool]) -> Ints | None:
         """The lengths of the messages of ``size`` bytes in place of rows ``low`` to ``high``.
 
-        None unless one choice is the best.
+        None unless one choice is the best, and ``has_room`` for as many messages.
         """
         first, behind = self._of(size)
         if len(first) > CHOICES:
             nearest = np.argsort(np.abs(first - low), kind="stable")[:CHOICES]
             first, behind = first[nearest], behind[nearest]
         if not len(first):
-            return self._divided(low, high, size)
+            return self._divided(low, high, size, has_room)
         alike = self._alike(first - 1, low - 1, -1) + self._alike(behind, high, 1)
         best = np.flatnonzero(alike == alike.max())
         fill = self.lengths[first[best[0]] : behind[best[0]]]
         for k in best[1:].tolist():
             if not np.array_equal(fill, self.lengths[first[k] : behind[k]]):
                 return None
-        return fill
+        return fill if has_room(len(fill)) else None
 
     def _of(self, size: int) -> tuple[Ints, Ints]:
         """From where to where known messages have ``size`` bytes together."""
@@ -122,10 +123,12 @@ class _Known:
             alike += going
         return alike
 
-    def _divided(self, low: int, high: int, size: int) -> Ints | None:
-        """As many messages of a neighbour's length as fill the stretch."""
+    def _divided(self, low: int, high: int, size: int, has_room: Callable[[int], bool]) -> Ints | None:
+        """As many messages of a neighbour's length as fill the stretch: 4 GiB may be missing, so these are
+        laid out only if there is room."""
         for at in (low - 1, high):
             length = int(self.lengths[at]) if 0 <= at < len(self.lengths) else 0
             if length > NCCL_SIZE and size % length == 0:
-                return np.full(size // length, length, np.int64)
+                count = size // length
+                return np.full(count, length, np.int64) if has_room(count) else None
         return None

@@ -68,7 +68,7 @@ class Pairs:
     def copy(self) -> Pairs:
         """One that can decide without this one's knowing."""
         other = copy.copy(self)
-        other._named = dict(self._named)
+        other._ways, other._requests, other._named = dict(self._ways), dict(self._requests), dict(self._named)
         other._make_room(len(self._room[0]), len(self._found))
         return other
 

@@ -211,7 +211,7 @@ class RoceMessages:
         other._messages = self._messages.copy(int(counts[k.ROWS]))
         other._links = self._links.copy(int(counts[k.ROWS]))
         other._words = self._words.copy(int(counts[k.WORDS]))
-        other._cut = self._cut.copy()
+        other._cut, other._heads = self._cut.copy(), self._heads.copy()
         other._log, other._pairs = self._log.copy(int(counts[k.LOGGED])), self._pairs.copy()
         return other
 
@@ -243,7 +243,9 @@ class RoceMessages:
         row = moved(words[:, self._row_word], place)
         words[:, self._row_word] = row.clip(0)
         counts[k.WORDS] = self._words.keep(len(words), row >= 0)
-        needed = np.concatenate([rows["first_frame"][keep], lanes["first_frame"][lanes["open"] == 1]])
+        # A message that goes on no more holds nothing up.
+        alive = (lanes["open"] == 1) & (lanes["last_ns"] >= np.repeat(before_ns[: len(self._peers)], 2))
+        needed = np.concatenate([rows["first_frame"][keep], lanes["first_frame"][alive]])
         del rows, links, words
         self._links.keep(n, keep)
         counts[k.ROWS] = self._messages.keep(n, keep)
@@ -308,9 +310,13 @@ class RoceMessages:
         self._heads.renumber(frames)
         self._cut.renumber(frames)
 
-    def in_use(self) -> NDArray[np.bool_]:
-        """Per flow whether it holds messages, has one on its way, or ACKs that wait for a peer."""
+    def in_use(self, over: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Per flow whether it holds messages, has one on its way, or ACKs that wait for a peer.
+
+        What was on its way in flows that are ``over`` never ends: it does not count.
+        """
         used: NDArray[np.bool_] = (self._lanes["open"].reshape(-1, 2) == 1).any(axis=1)
+        used[over[: len(used)].nonzero()] = False
         used |= self._peers["log_head"] >= 0
         used[self._messages.rows["flow"][: self.held()]] = True
         return used

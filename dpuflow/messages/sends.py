@@ -90,6 +90,14 @@ class SendHeads:
         self._lengths.append(length.astype(np.uint16))
         self._heads.append(heads)
 
+    def copy(self) -> SendHeads:
+        """One that stays as this is now."""
+        other = SendHeads()
+        other._keys, other._frames = list(self._keys), list(self._frames)
+        other._lengths, other._heads = list(self._lengths), list(self._heads)
+        other._forgot = self._forgot
+        return other
+
     def forget(self, before_frame: int | None) -> None:
         """Let go of what came before that frame; None: of everything."""
         if not self._frames:

@@ -32,6 +32,8 @@ MOST_KEPT: Final = 1 << 25
 """Of all together; beyond it the oldest streams go."""
 LEAST_MAGIC: Final = 1 << 32
 """A communicator's number is 64 random bits: a smaller one is another protocol's length or type."""
+MOST_IDLE: Final = 512
+"""Idle sockets of the bootstrap that name ranks which are kept, the latest: jobs come and go."""
 MOST_SETUPS: Final = 1 << 16
 """Queue pairs that are remembered, the latest."""
 
@@ -193,13 +195,15 @@ class SetupStreams:
         }
 
     def release(self, idle: NDArray[np.bool_], flows: Rows) -> None:
-        """Let go of what flows that are ``idle`` (by row) have said, unless it names ranks."""
+        """Let go of what flows that are ``idle`` (by row) have said, unless it names ranks: of that the
+        latest are kept."""
         over = [flow for flow in self._streams if flow < len(idle) and idle[flow]]
         if not over:
             return
         talks = self._talks(flows)
         _, told = read_bootstrap({client: talks[client] for client in over if client in talks})
-        kept = told | {int(flows["peer"][client]) for client in told}
+        latest = [client for client in over if client in told][-MOST_IDLE:]
+        kept = {*latest, *(int(flows["peer"][client]) for client in latest)}
         for flow in over:
             if flow not in kept:
                 self._give_up(flow)

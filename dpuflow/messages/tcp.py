@@ -205,9 +205,10 @@ class TcpMessages:
     def keep_flows(self, place: NDArray[np.int64], flows: Rows) -> None:
         """Follow the reader in forgetting flows: ``place`` is each one's new row, -1 if gone.
 
-        ``flows`` are those that are left. Of those gone no message and no segment may be held.
+        ``flows`` are those that are left. Of those gone no message may be held.
         """
         kept = np.flatnonzero(place[: self._flows] >= 0)
+        self._free_slots(np.flatnonzero(place[: self._flows] < 0))
         rows = self._rows[: self._counts[self._state.ROWS]]
         rows["flow"] = place[rows["flow"]]
         self.setups.keep_flows(place)
@@ -218,6 +219,15 @@ class TcpMessages:
         tcp = np.flatnonzero(flows["transport"][: len(kept)] == Transport.TCP)
         columns = (flows[name][tcp].tolist() for name in ("src", "dst", "sport", "dport"))
         self._ends = dict(zip(zip(*columns, strict=True), tcp.tolist(), strict=True))
+
+    def _free_slots(self, gone: NDArray[np.int64]) -> None:
+        """Give up the segments of these flows that stand behind one that never came."""
+        counts, state = self._counts, self._state
+        for flow in gone[self._streams["held"][gone] >= 0].tolist():
+            stream = self._streams[flow]
+            self._held["next"][stream["held_tail"]] = counts[state.FREE_SLOT]
+            counts[state.FREE_SLOT] = stream["held"]
+            counts[state.SLOTS_USED] -= stream["held_count"]
 
     def shift(self, step_ns: int) -> None:
         """The clock was set: move all times that are kept."""
@@ -234,10 +244,14 @@ class TcpMessages:
         shift_frames(self._streams, _FRAMES, frames)
         shift_frames(self._held, ("frame",), frames)
 
-    def in_use(self) -> NDArray[np.bool_]:
-        """Per flow whether it holds messages, has one on its way, or segments behind one that is missing."""
+    def in_use(self, over: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """Per flow whether it holds messages, has one on its way, or segments behind one that is missing.
+
+        What was on its way in flows that are ``over`` never ends: it does not count.
+        """
         streams = self._streams[: self._flows]
         used: NDArray[np.bool_] = (streams["start"] >= 0) | (streams["held_count"] > 0)
+        used[over[: len(used)].nonzero()] = False
         used[self._rows["flow"][: self.held()]] = True
         used[self.setups.in_use()] = True
         return used
