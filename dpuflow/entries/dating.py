@@ -188,7 +188,7 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
     """
     sends, grants = np.zeros((2, len(entries.rule)), bool)
     for number, instance in enumerate(instances):
-        if instance.view.near is not None or instance.view.inside:
+        if instance.view.near is not None or instance.view.inside or instance.view.blind:
             by_send, by_grant = instance.undated_rows()
             sends[entries.offsets[number] + np.array(by_send, np.int64)] = True
             grants[entries.offsets[number] + np.array(by_grant, np.int64)] = True

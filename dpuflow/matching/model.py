@@ -193,14 +193,14 @@ class Instance:
 
         Of an endpoint without a capture of its own only what it exchanged with captured ones was seen. Its
         send dates its entry where the schedule has it as the first of all its sends, in its first step; its
-        grant where the data is of that step. Libraries that post everything at once (``at_once``) need
-        no such order.
+        grant where the data is of that step. Whose first message is missing may have acted before. Libraries
+        that post everything at once (``at_once``) need no such order.
         """
         near, algorithm = self.view.near, self.algorithm
         if self.view.inside:
             return list(range(len(self.order))), []
         if near is None:
-            return [], []
+            return (sorted(self.view.blind),) * 2
         hidden = [row for row, end in enumerate(self.order) if end not in near]
         if algorithm is not None and algorithm.rooted and len(self.order) == 2 and not self.placement.ranks:
             # One edge of a tree, of any size: who sends may have waited for others, who receives has not.
