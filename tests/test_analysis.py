@@ -81,11 +81,13 @@ def test_figures(case: str, median_ns: int) -> None:
     # first ranks enter while others are in the last operation.
     assert score.invented - score.invented_outside == (case == MPI)
     assert Counter(row["op"] for row in result["collectives"])["barrier"] >= score.invented
-    assert figures["exact_share"] >= (0.98 if case == MPI else 1.0)
     assert score.last_asked >= 20
-    # Of that last operation the first messages of two ranks were not captured.
-    assert score.last_right >= score.last_asked - (case == MPI)
-    assert (figures["late_precision"], figures["late_recall"]) == (1.0, 1.0)
+    # Of that last operation the first messages of two ranks were not captured, so nobody's lateness is exact.
+    cut = 1 if case == MPI else 0
+    assert figures["exact_share"] >= 1 - 1.01 * cut / score.true
+    assert score.last_right >= score.last_asked - cut
+    assert figures["late_precision"] == 1.0
+    assert figures["late_recall"] >= 1 - 1.01 * cut / score.last_asked
     assert score.bounds_violated == 0
     median = figures["lateness_error_median_ns"]
     assert isinstance(median, int)
