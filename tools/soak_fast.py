@@ -202,7 +202,7 @@ def parts() -> str:
         if "=" in line
     }
     arenas, used = (
-        next(int(size) for name, size in sizes.items() if what in name) / 2**20
+        next((int(size) for name, size in sizes.items() if what in name), 0) / 2**20  # none told while traced
         for what in ("bytes/arena", "bytes in allocated blocks")
     )
     return (

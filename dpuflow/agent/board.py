@@ -32,8 +32,8 @@ Fidelity = Literal["packets", "messages", "sampled"]
 
 KEPT_WINDOWS: Final = 600
 KEPT_ROWS: Final = 150_000
-"""Rows of all windows' analyses that are kept (a rank in a collective, an edge, a group, ...), some 300 bytes
-each: windows of large groups are fewer."""
+"""Rows of all windows' analyses that are kept (a rank in a collective, an edge, a group, ...), 400 to 500
+bytes each: windows of large groups are fewer."""
 FRESH: Final = 30
 """Windows that are kept as they are. Of older ones only what answers over many windows ask for is; the rest,
 which is said again by each window of the span, is packed: it took 30 kB a window, packed it takes 3."""
