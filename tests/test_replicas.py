@@ -12,6 +12,7 @@ from dpuflow.results import Analysis
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 
+SLOW = pytest.param("socket", marks=pytest.mark.long)
 JOB = """
 cluster: {{nodes: {nodes}, link_gbps: {gbps}}}
 nccl: {{transport: {transport}}}
@@ -44,7 +45,7 @@ def test_the_stage_that_computes_longer(rank: int, transport: str, tmp_path: Pat
     assert steps[4] < row.since_ns < steps[-4]
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", ["ib", SLOW])
 def test_three_stages(transport: str, tmp_path: Path) -> None:
     fault = "{kind: gpu_late, rank: 3, us: 2500}"
     _, late = analysed(tmp_path, stages=3, fault=fault, transport=transport)
@@ -57,13 +58,13 @@ def test_a_slow_link_is_no_stage_that_computes_longer(tmp_path: Path) -> None:
     assert not blamed
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", ["ib", SLOW])
 def test_nobody(transport: str, tmp_path: Path) -> None:
     _, late = analysed(tmp_path, fault="", transport=transport)
     assert not late
 
 
-@pytest.mark.parametrize("transport", ["ib", "socket"])
+@pytest.mark.parametrize("transport", ["ib", SLOW])
 def test_what_the_groups_are_for(transport: str, tmp_path: Path) -> None:
     result, _ = analysed(tmp_path, fault="", transport=transport)
     assert {len(group.endpoints): group.kind for group in result.groups} == {2: "pp", 3: "dp"}
