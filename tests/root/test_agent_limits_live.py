@@ -25,21 +25,7 @@ def peak_mib(agent: Agent) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(
-    ("cpu", "memory"),
-    [
-        pytest.param(
-            10,
-            300,
-            id="short of CPU",
-            # Seen once in two runs: known, and not mended.
-            marks=pytest.mark.xfail(
-                strict=False, reason="a flood's beginning may sample pairs away for long"
-            ),
-        ),
-        pytest.param(80, 256, id="short of memory"),
-    ],
-)
+@pytest.mark.parametrize(("cpu", "memory"), [(10, 300), (80, 256)], ids=["short of CPU", "short of memory"])
 def test_in_a_flood_the_agent_settles_at_its_limits(
     pair: Pair, tmp_path: Path, cpu: int, memory: int
 ) -> None:
@@ -82,7 +68,11 @@ def test_in_a_flood_the_agent_settles_at_its_limits(
         told += len(seq)
         whole += int((np.diff(seq) == 4).sum()) + 1
     print(f"history: {len(files)} files, {len(seen)} of {PAIRS} pairs, {told} messages, {told - whole} gaps")
-    assert len(seen) > 0.1 * PAIRS  # the sparsest sampling keeps one of 64
     assert told - whole <= 0.01 * told
     sampled = status["losses"]["sampled_out"] > 0
     assert sampled == any("sampled_out" in each.info.skipped for each in tables)
+    if cpu == 10 and len(seen) <= 0.1 * PAIRS:
+        pytest.xfail(
+            f"{len(seen)} of {PAIRS} pairs kept: a flood's beginning is cut too far, and little returns"
+        )
+    assert len(seen) > 0.1 * PAIRS  # the sparsest sampling keeps one of 64
