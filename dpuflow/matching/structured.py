@@ -32,7 +32,7 @@ from dpuflow.schedules.graph import dependencies
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from dpuflow.arrays import Ints
     from dpuflow.matching.model import Job
@@ -231,13 +231,9 @@ def uneven_calls(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> tuple[list[Ins
     Sends of as many bytes each time look like a ring's messages, but where they go to everybody; of unlike
     bytes no other operation has parts on one connection.
     """
-    rows = np.concatenate([line for _, line in lines])
-    beside, sending = Counter(edge for edge, _ in lines), Sending(job, rows)
     by: dict[Edge, list[Parts]] = {}
     even: dict[Edge, list[Parts]] = {}
-    for edge, line in lines:
-        none = np.zeros(len(line), np.int64)
-        part = Parts(job, edge, line, (none + 1, none), beside[edge], sending)
+    for edge, part in _unannounced(job, lines):
         if part.sizes.all() and part.cut_by_rule():
             if len({size for _, size in part.signatures()}) > TWICE:
                 by.setdefault(edge, []).append(part)
@@ -253,17 +249,23 @@ def uneven_calls(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> tuple[list[Ins
         calls, left = _told_apart(job, _transfers(own), own)
         if not left:
             found += [all_to_all(job, each, turn) for each in calls for turn in range(len(each[0].rows))]
-    return found, np.concatenate([instance.rows for instance in found]) if found else rows[:0]
+    return found, np.concatenate([np.zeros(0, np.int64), *(instance.rows for instance in found)])
 
 
 def single_sends(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> list[Instance]:
     """What ways of connections that nothing announces (NCCL's sockets) carry, each transfer by itself."""
-    beside, sending = Counter(edge for edge, _ in lines), Sending(job, np.concatenate([r for _, r in lines]))
     by: dict[Edge, list[Parts]] = {}
+    for edge, part in _unannounced(job, lines):
+        by.setdefault(edge, []).append(part)
+    return [instance for each in _transfers(by) for instance in _sent(job, each, handed=False)]
+
+
+def _unannounced(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> Iterator[tuple[Edge, Parts]]:
+    """The parts of each line whose messages no entry announces: each is a group of its own."""
+    beside, sending = Counter(edge for edge, _ in lines), Sending(job, np.concatenate([r for _, r in lines]))
     for edge, line in lines:
         none = np.zeros(len(line), np.int64)
-        by.setdefault(edge, []).append(Parts(job, edge, line, (none + 1, none), beside[edge], sending))
-    return [instance for each in _transfers(by) for instance in _sent(job, each, handed=False)]
+        yield edge, Parts(job, edge, line, (none + 1, none), beside[edge], sending)
 
 
 def _transfers(by: Mapping[Edge, Sequence[Parts]]) -> list[Transfers]:

@@ -263,7 +263,7 @@ def with_confidence(
             cost_ns = int(amount.sum()) if in_turn else habit_ns(amount)
             cost = cost_ns / max(MATERIAL_SHARE * evidence.worked_ns, 1.0)
             shown = _shows(told.get(each.endpoint), cost)
-            # Of the ranks of a job most are on time, whatever is seen of them: one is late (Bayes).
+            # Of the ranks judged most are on time, whatever is seen of them: one is late (Bayes).
             sure = MOST * (ranks - 1) / (ranks - shown)
             if shown <= CLEARED:
                 each, sure = each.unknown("incidents" if cost > CLEARED else "hidden"), None

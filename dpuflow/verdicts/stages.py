@@ -200,7 +200,7 @@ def _acts_of(end: int, ties: Bools, single: Bools, entries: Entries, follows: In
     for kind, each in enumerate((~tying, tying)):
         mine = unit[each]
         place[each] = 2 * (np.arange(len(mine)) - np.searchsorted(mine, mine)) + kind
-    return _Acts(rows, own, unit << 16 | place, unit, place, np.ones(len(rows)))
+    return _Acts(rows, own, unit << 32 | place, unit, place, np.ones(len(rows)))
 
 
 def _last_acts(when: Ints, tying: Bools, came: Ints) -> tuple[Ints, Ints]:
