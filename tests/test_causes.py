@@ -16,12 +16,12 @@ from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
 from dpuflow.schema.rows import NEVER, Op, Wire
 from dpuflow.verdicts.causes import (
-    AT_PLACE,
+    BY_PEER,
+    BY_PEERS,
     COMPUTE,
     HOST,
     NETWORK,
     NONE,
-    OF_KIND,
     RECEIVER,
     _against_usual,
     causes_of,
@@ -299,7 +299,29 @@ def test_what_excuses_a_rank_accuses_no_other() -> None:
     assert (causes.excess_ns[known & (entries.endpoint == 0)] < -3 * MS).all()
 
 
-@pytest.mark.parametrize(("dated", "usual"), [((4, 5), OF_KIND), ((3, 4, 5), AT_PLACE)])
+def test_work_is_compared_at_the_same_place_of_a_step() -> None:
+    """Two ranks broadcast in turn, each after other work: neither is compared with the other."""
+    turns = 12
+    endpoint, collective = np.tile([0, 1], 2 * turns), np.repeat(np.arange(2 * turns), 2)
+    root = collective % 2
+    exact = endpoint == root
+    own = np.where(root == 0, 12 * MS, 4 * MS)
+    entries = cast(
+        Entries,
+        SimpleNamespace(
+            endpoint=endpoint, collective=collective, exact=exact, told=np.ones(len(exact), bool),
+            enter_ns=collective * 100 * MS + own, offsets=np.arange(2 * turns + 1) * 2,
+            rule=np.where(exact, int(Rule.FREE_STEP), int(Rule.AFTER_INPUT)),
+        ),
+    )  # fmt: skip
+    since, nobody = np.stack([collective * 100 * MS] * 2), np.zeros(len(exact), bool)
+    alike = (np.zeros(len(exact), np.int64), root)
+    excess, by = _against_usual(entries, since, np.zeros(len(exact), np.int64), nobody, alike)
+    assert not by[exact].any()
+    assert not excess[exact].any()
+
+
+@pytest.mark.parametrize(("dated", "usual"), [((4, 5), BY_PEER), ((3, 4, 5), BY_PEERS)])
 def test_a_single_peer_that_is_told_clears_nobody(dated: tuple[int, ...], usual: int) -> None:
     """Of six ranks: a chain shows its last two alone, and both of them may be late."""
     turns, ranks = 12, 6

@@ -11,6 +11,7 @@ from naive_tcp import Segment, cut, handshake, run
 from dpuflow import framing as fm
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schema.rows import NEVER, TRANSFER, Framing, MessageFlag, Op, Role, Wire
+from dpuflow.verdicts.links import _took_ns
 
 
 def ucx(kind: int, body: bytes) -> bytes:
@@ -236,6 +237,22 @@ def test_the_sender_hears_of_its_message_when_the_word_comes_not_when_tcp_acknow
     exchanges = build_exchanges(rows)
     assert exchanges["acked_ns"].tolist() == [350]
     assert exchanges["wire"].tolist() == [Wire.TAGGED_DONE]
+
+
+def test_the_word_that_all_was_put_is_no_data_on_its_way() -> None:
+    """UCX's ATP: a busy sender says so 12 ms later, and the link was not slow."""
+    rows = TRANSFER.zeros(2)
+    for name in TRANSFER.dtype.names or ():
+        if name.endswith("_ns"):
+            rows[name] = NEVER
+    rows["sub"], rows["src"], rows["dst"] = 7, 0, 1
+    rows["role"], rows["wire"] = Role.DATA, (Wire.TAGGED, Wire.TAGGED_DONE)
+    rows["op"], rows["bytes"], rows["packets"] = Op.BROADCAST, (30_000, 0), (21, 1)
+    rows["sent_ns"], rows["sent_end_ns"] = (100, 12_000_000), (20_000, 12_000_000)
+    rows["arrived_ns"], rows["arrived_end_ns"] = (150, 12_000_050), (20_050, 12_000_050)
+    (exchange,) = build_exchanges(rows)
+    assert (exchange["data_end_ns"], exchange["arrived_end_ns"]) == (20_000, 12_000_050)
+    assert _took_ns(build_exchanges(rows)).tolist() == [19_900]
 
 
 def test_a_put_beyond_what_its_grant_allowed_belongs_to_one_that_was_not_seen_whole() -> None:

@@ -33,6 +33,8 @@ def order_of(schedule: str, stage: int, stages: int, batches: int) -> list[tuple
         return forward
     if schedule == "gpipe":
         return forward + backward
+    if schedule == "interleaved":  # two parts of the model a stage: all goes round twice
+        return [(way, k) for way in "fb" for k in range(2 * batches)]
     ahead = min(stages - 1 - stage, batches)
     mixed = [each for k in range(batches - ahead) for each in (forward[ahead + k], backward[k])]
     return forward[:ahead] + mixed + backward[batches - ahead :]
@@ -53,10 +55,15 @@ def play(
                 while lists[stage]:
                     way, batch = lists[stage][0]
                     source, target = (stage - 1, stage + 1) if way == "f" else (stage + 1, stage - 1)
+                    made = batch
+                    if schedule == "interleaved" and batch >= batches and not 0 <= source < stages:
+                        source, made = source % stages, batch - batches
+                    if schedule == "interleaved" and batch < batches:
+                        target %= stages
                     if 0 <= source < stages:
-                        if (source, way, batch) not in offered:
+                        if (source, way, made) not in offered:
                             break
-                        asked, offer = free[stage], offered[source, way, batch]
+                        asked, offer = free[stage], offered[source, way, made]
                         transfers.append((offer, source, stage, asked))
                         free[stage] = max(asked, offer) + 100_000
                     free[stage] += work(stage, way, step) + noise.randrange(100_000)
@@ -112,6 +119,31 @@ def test_even_stages(schedule: str, stages: int, batches: int, sync: bool) -> No
     # The classic bubble: of a step of (batches + stages - 1) turns a stage works batches.
     assert found.idle_share[1] == pytest.approx(1 - batches / (batches + stages - 1), abs=0.08)
     assert found.idle_share[0] is None
+
+
+def test_data_that_goes_round_twice() -> None:
+    """Interleaved: the stages between the ends are compared; ends have inputs of two kinds."""
+    result = analysed(play("interleaved", 4, 6, 8, slow(2)), 4)
+    (found,) = result.pipelines
+    assert (found.stages, found.schedule, found.microbatches) == ([0, 1, 2, 3], "interleaved", None)
+    assert {row.endpoint for row in result.lateness if row.verdict == "late"} == {2}
+    said = {row.endpoint: row.verdict for row in analysed(play("interleaved", 4, 6, 8, even), 4).lateness}
+    assert not {*said.values()} & {"late", "intermittent"}
+    assert "OR ONE THAT IT WAITS FOR" not in next(text_lines(result))
+
+
+@pytest.mark.parametrize(
+    ("sends", "chain"),
+    [
+        ({(0, 1): 16, (1, 2): 16, (2, 0): 8, (1, 0): 16, (2, 1): 16, (0, 2): 8}, [0, 1, 2]),
+        ({(0, 1): 16, (1, 2): 16, (2, 0): 12, (1, 0): 16, (2, 1): 16, (0, 2): 12}, [0, 1, 2]),
+        ({(0, 1): 16, (1, 2): 16, (2, 0): 16, (1, 0): 16, (2, 1): 16, (0, 2): 16}, []),  # halos on a ring
+        ({(0, 1): 16, (1, 2): 16, (2, 0): 16}, []),  # ring attention
+        ({(0, 1): 16, (1, 2): 8, (2, 0): 8, (1, 0): 16, (2, 1): 8, (0, 2): 8}, []),
+    ],
+)
+def test_rings_that_are_pipelines(sends: dict[tuple[int, int], int], chain: list[int]) -> None:
+    assert sorted((pipelines._opened(sends), pipelines._opened(sends)[::-1]))[0] == chain
 
 
 def test_two_inputs_before_the_first_answer_are_one_forward_one_backward() -> None:

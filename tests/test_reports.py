@@ -180,7 +180,15 @@ def test_nobody_seen_late_is_not_nobody_late() -> None:
         row.verdict = "unknown"
         row.told = Told(exact=3, bounded=2, untold=20)
     first = next(text_lines(result))
-    assert first == "COULD NOT BE JUDGED: only 20 of their 100 entry times are known."
+    assert first == "COULD NOT BE JUDGED: most of their data was not matched to a collective."
+    collectives = len(result.collectives)
+    for row in result.lateness:
+        row.told = Told(bounded=1, untold=collectives - 1)
+    first = next(text_lines(result))
+    total = collectives * len(result.lateness)
+    assert (
+        first == f"COULD NOT BE JUDGED: only {len(result.lateness)} of their {total} entry times are known."
+    )
     for row in result.lateness:
         row.told, row.detectable_ns = Told(exact=25), 6 * MS
     assert next(text_lines(result)).startswith("COULD NOT BE JUDGED: lateness below 6 ms a step would go")

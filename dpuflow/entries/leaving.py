@@ -151,13 +151,27 @@ def left_before(entries: Entries, places: Places, leaves: Leaves, send_at: Ints)
 
     ``send_at``: of each row which exchange's sending its first act is.
     """
-    at, left = not_beside(entries, places, previous_row(entries)), _left_ns(entries, places, leaves, send_at)
+    at = not_beside(entries, places, _called_before(entries, places))
+    left = _left_ns(entries, places, leaves, send_at)
     for _ in range(SLOTS):  # several in a row that nothing tells of
         left = np.where((left == NEVER) & (at >= 0), left[at], left)
     before = np.where(at >= 0, left[at], NEVER)
     entered = np.where(entries.enter_ns != NEVER, entries.enter_ns, entries.leave_ns)  # it had by then
     shown = np.where((at >= 0) & leaves.fed[at], leaves.last[at], NONE32)
     return np.where(before <= entered, before, NEVER), shown
+
+
+def _called_before(entries: Entries, places: Places) -> Ints:
+    """``previous_row``, but of ranks that only receive not what they only received in other groups.
+
+    Both may have lain there when they called the one, then the other, nobody knows which.
+    """
+    before = previous_row(entries)
+    ranks = _kinds(places.instances)[1][entries.collective]
+    silent, last = entries.enter_ns == NEVER, before
+    for _ in range(SLOTS):
+        last = np.where((last >= 0) & silent & silent[last] & (ranks != ranks[last]), before[last], last)
+    return last
 
 
 def _left_ns(entries: Entries, places: Places, leaves: Leaves, send_at: Ints) -> Ints:

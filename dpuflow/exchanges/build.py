@@ -299,10 +299,10 @@ def _fill_times(out: Rows, rows: Rows, number: NDArray[np.int64], marks: _Marks)
         earliest(f"{name}_arrived_ns", mask, rows["arrived_end_ns"])
     earliest("data_ns", data, rows["sent_ns"])
     earliest("arrived_ns", data, rows["arrived_ns"])
-    latest("data_end_ns", data, rows["sent_end_ns"])
     latest("arrived_end_ns", data, rows["arrived_end_ns"])
-    # A sender that says so knows that its data has come (UCX's puts).
+    # A sender that says so knows that its data has come (UCX's puts). That was on its way no longer.
     known = data & (rows["wire"] == Wire.TAGGED_DONE)
+    latest("data_end_ns", data & ~known, rows["sent_end_ns"])
     latest("acked_ns", data, np.where(known, rows["sent_end_ns"], rows["acked_ns"]))
     taken = rows["taken_ns"]
     put = rows["wire"] == Wire.OB1_PUT

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 _ODD: Final = np.int64(0x9E3779B97F4A7C1 | 1)
 CUT: Final = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER
 UNFIT: Final = CUT | MessageFlag.GAP  # such messages do not show the same packets everywhere
+FEW: Final = 10
+"""Where one in so many messages of a flow is whole, only these are compared."""
 REPEAT_BITS: Final = 8
 SAMPLE: Final = 256  # messages by which rounds are told apart
 MOST_SLACK: Final = 10**15
@@ -47,7 +49,8 @@ class Sightings(NamedTuple):
     last_ns: Ints
     acked_ns: Ints
     flags: np.typing.NDArray[np.uint8]
-    steady: Bools  # sent once and whole: its stamps can be compared
+    steady: Bools  # sent once, and whole where enough messages of its flow are: its stamps can be compared
+    whole: Bools  # no packet of it is missing
 
     def of(self, capture: int) -> slice:
         """The rows of one capture."""
@@ -86,8 +89,12 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
     seq = column("seq")
     flags = np.concatenate([t.messages["flags"] for t in captures])
     wire = np.concatenate([t.messages["wire"] for t in captures])
-    steady = (flags & np.uint8(UNFIT)) == 0
-    steady &= column("retransmitted") == 0
+    once = column("retransmitted") == 0
+    whole = (flags & np.uint8(UNFIT)) == 0
+    # Of long messages nearly all may lack packets: there those will do of which the first one was seen.
+    count, fit = (np.bincount(flow[mine], minlength=len(common.flows)) for mine in (once, once & whole))
+    begun = (flags & np.uint8(CUT | MessageFlag.HIDDEN)) == 0
+    steady = once & (whole | (begun & (FEW * fit < count)[flow]))
     # READ responses are numbered by the opposite flow, so they are a space of their own.
     role = np.concatenate([t.messages["role"] for t in captures])
     answer = (wire == Wire.ROCE_READ) & (role == Role.DATA)
@@ -105,6 +112,7 @@ def collect(captures: Sequence[CaptureTables], common: Common) -> Sightings:
         column("acked_ns"),
         flags,
         steady,
+        whole,
     )
 
 
@@ -145,7 +153,7 @@ class Ties(NamedTuple):
 
 
 def find_ties(seen: Sightings, order: Ints) -> Ties:
-    """Messages that two captures saw whole and sent once; ``order`` sorts the keys, stable.
+    """``steady`` messages that two captures saw; ``order`` sorts the keys, stable.
 
     Needs no clock: in flows where a key came once in each capture it names the message; in flows whose
     sequence numbers went round within one capture the rounds are laid over each other (``_align``).

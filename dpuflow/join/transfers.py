@@ -279,10 +279,14 @@ def _samples(common: Common, seen: Sightings, ties: Ties) -> list[Samples]:
         acked = np.flatnonzero(acked)[prompt]
         if not prompt.all():
             a, b, forward, acked = a[acked], b[acked], forward[acked], np.arange(len(acked))
-        x_ns = np.concatenate([seen.first_ns[a], seen.last_ns[a], seen.acked_ns[a[acked]]])
-        y_ns = np.concatenate([seen.first_ns[b], seen.last_ns[b], seen.acked_ns[b[acked]]])
+        ended = seen.whole[a] & seen.whole[b]
+        x_ns, y_ns = (
+            np.concatenate([seen.first_ns[each], seen.last_ns[each[ended]], seen.acked_ns[each[acked]]])
+            for each in (a, b)
+        )
         if len(x_ns):
-            samples.append(Samples(x, y, x_ns, y_ns, np.concatenate([forward, forward, ~forward[acked]])))
+            ways = np.concatenate([forward, forward[ended], ~forward[acked]])
+            samples.append(Samples(x, y, x_ns, y_ns, ways))
     return samples
 
 
@@ -323,8 +327,13 @@ def at_many_moments(first_ns: Ints, last_ns: Ints) -> bool:
 
 
 def _wire_ns(seen: Sightings, a: Ints, b: Ints) -> Ints:
-    """How much longer messages waited for their ACKs where sighting ``a`` is than at ``b``, ns."""
-    return np.asarray((seen.acked_ns[a] - seen.last_ns[a]) - (seen.acked_ns[b] - seen.last_ns[b]), np.int64)
+    """How much longer messages waited for their ACKs where sighting ``a`` is than at ``b``, ns.
+
+    Since their last packet, or, where that may be missing, their first one.
+    """
+    whole = seen.whole[a] & seen.whole[b]
+    mine, other = (seen.acked_ns[at] - np.where(whole, seen.last_ns[at], seen.first_ns[at]) for at in (a, b))
+    return np.asarray(mine - other, np.int64)
 
 
 def _stamps(seen: Sightings, capture: int) -> Ints:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from dpuflow.kernels._jit import from_dtype, i8, inlined, inner, kernel, prefetch_row, u1, void
-from dpuflow.schema.rows import EXCHANGE, TRANSFER
+from dpuflow.schema.rows import EXCHANGE, TRANSFER, Wire
 
 NEVER = np.int64(-(1 << 63))
 TOOK, OP, BYTES, SRC, DST = range(5)  # columns of `durations`
@@ -13,6 +13,7 @@ FROM, UNDER_WAY, CARRIED, AGAIN, SENDER = range(5)  # columns of `under_way`
 AHEAD = 16  # rows that are asked for from memory while others are worked on
 FEWEST_PACKETS = 4  # a message of fewer has no duration to speak of
 
+_W_TAGGED_DONE = int(Wire.TAGGED_DONE)
 _I8, _EXCHANGES = i8[::1], from_dtype(EXCHANGE.dtype)[::1]
 _TRANSFERS = from_dtype(TRANSFER.dtype)[::1]
 _WORD = np.uint64(0xFFFFFFFFFFFFFFFF)  # in plain Python numbers do not end at 64 bits
@@ -31,7 +32,8 @@ def gcd(a, b):  # type: ignore[no-untyped-def]
 def durations(exchanges, part, out, grain):  # type: ignore[no-untyped-def]
     """Pick the exchanges marked in ``part`` whose data spans several packets; returns how many.
 
-    Out, columns of TOOK (the longer one of the times it took to send and to receive, ns), OP, BYTES, SRC,
+    Out, columns of TOOK (the longer one of the times it took to send and to receive, ns; to send, where the
+    sender says, at its leisure, when all has come), OP, BYTES, SRC,
     DST; ``grain[0]``: what all their durations are multiples of, 0 where all are 0.
     """
     n = np.int64(0)
@@ -42,7 +44,8 @@ def durations(exchanges, part, out, grain):  # type: ignore[no-untyped-def]
         e = exchanges[i]
         if e.packets < FEWEST_PACKETS or e.data_ns == NEVER or e.arrived_end_ns == NEVER:
             continue
-        sending, receiving = e.data_end_ns - e.data_ns, e.arrived_end_ns - e.arrived_ns
+        sending = e.data_end_ns - e.data_ns
+        receiving = np.int64(0) if e.wire == _W_TAGGED_DONE else e.arrived_end_ns - e.arrived_ns
         out[TOOK, n] = max(max(sending, receiving), 0)
         out[OP, n] = e.op
         out[BYTES, n] = np.int64(e.bytes)

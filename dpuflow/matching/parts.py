@@ -233,9 +233,14 @@ class Parts:
 
     def _by_pauses(self) -> Ints:
         """Where parts begin that nothing announces, and the end: their chunks follow one another, and behind
-        the last one its sender pauses as it does behind those that are no whole chunk, and so end one."""
+        the last one its sender pauses as it does behind those that are no whole chunk, and so end one. Where
+        such ends make all parts alike, pauses are the network's."""
         pause = self.starts[1:] - self.arrivals[:-1]
         ends = ~np.isin(self.sizes[:-1], UNITS) | (self.sizes[1:] > self.sizes[:-1])
+        cuts = np.r_[0, 1 + np.flatnonzero(ends), len(self.rows)]
+        shapes = Counter(zip(np.diff(cuts)[1:-1], np.add.reduceat(self.sizes, cuts[:-1])[1:-1], strict=True))
+        if shapes and len(shapes) <= TWICE and min(shapes.values()) >= FEW:
+            return np.asarray(cuts, np.int64)
         least = percentile(pause[ends], QUICK) / 2 if np.count_nonzero(ends) >= FEW else np.inf
         return np.asarray(np.r_[0, 1 + np.flatnonzero(ends | (pause >= least)), len(self.rows)], np.int64)
 

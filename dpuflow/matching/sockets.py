@@ -35,7 +35,7 @@ from dpuflow.matching.boundaries import (
 from dpuflow.matching.credited import Pipe, connections_of, joined
 from dpuflow.matching.meanings import Meanings, Part, contrast_of
 from dpuflow.matching.model import MOST, TWICE, placed
-from dpuflow.matching.scoring import NO_CONTRAST
+from dpuflow.matching.scoring import CLEAR, NO_CONTRAST
 from dpuflow.matching.structured import at_once_answered, may_be_sends, single_sends, uneven_calls
 from dpuflow.wire.nccl import NCCL_STEPS
 
@@ -246,7 +246,11 @@ class _Reader:
                 for end in ("begin", "end")
             )
             best = self._or_by(chained_cuts(self.pipes, self.times, sizes, begins, ends), best)
-        return self.meanings.made(best.parts) if best is not None and best.explained >= MOST else []
+        if best is None or best.explained < MOST:
+            return []
+        # Any messages make operations of unlike sizes; then pauses have to tell them apart.
+        several = len({part.kind for part in best.parts}) > 1
+        return self.meanings.made(best.parts) if best.contrast >= CLEAR or not several else []
 
     def _or_by(self, cuts: Cuts, best: _Choice | None) -> _Choice | None:
         """``best``, or what ``cuts`` lead to, if that is better; then they are the cuts from here on."""

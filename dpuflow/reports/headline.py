@@ -209,6 +209,9 @@ def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
         return f"too few of {whose} entry times are known closely enough"
     cut = sum(not each.complete for each in result.collectives if each.op != "send_recv")
     mine = [c for c in result.collectives if any(entry.endpoint in ends for entry in c.ranks)]
+    read = sum(entry.endpoint in ends for c in mine if c.op != "send_recv" for entry in c.ranks)
+    if 2 * read < total:  # the rest is reckoned from bytes
+        return f"most of {whose} data was not matched to a collective"
     if all(each.op == "send_recv" for each in mine):
         return f"{whose} messages are sends and receives, which do not show who was late"
     known = f"only {told:,}" if told else "none"
@@ -245,12 +248,16 @@ def perhaps_late(result: Analysis) -> list[Lateness]:
 
 def _kept(result: Analysis, row: Lateness, span_ns: int) -> Lateness:
     """The row with how often it was the last by what it was handed, where a rank that is not judged may have
-    done that: as a rule, at a critical cost, and mostly not of its own doing."""
+    done that: as a rule, at a critical cost, and mostly not of its own doing.
+
+    Stages of a pipeline end a step one after the other by design.
+    """
     others = [each.verdict for each in result.lateness if each.endpoint != row.endpoint]
     times = round((row.last_share or 0.0) * row.collectives)
     handed = 2 * (row.own_share or 0.0) < (row.late_share or 0.0) and (row.last_share or 0.0) >= LATE_SHARE
     critical = times * (row.late_ns or 0) >= CRITICAL_SHARE * span_ns > 0
-    if row.perhaps_last or not (handed and critical and "unknown" in others) or {*LATE} & {*others}:
+    staged = any(row.endpoint in each.stages for each in result.pipelines)
+    if row.perhaps_last or staged or not (handed and critical and "unknown" in others) or {*LATE} & {*others}:
         return row
     return replace(row, perhaps_last=times, perhaps_ns=row.late_ns)
 

@@ -286,7 +286,7 @@ class Pipeline:
     """
 
     stages: list[int]
-    schedule: Literal["gpipe", "1f1b", "forward"] | None
+    schedule: Literal["gpipe", "1f1b", "forward", "interleaved"] | None
     microbatches: int | None
     forward_ns: list[int | None]
     backward_ns: list[int | None]

@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 NONE, COMPUTE, NETWORK, UNKNOWN, RECEIVER, HOST = range(6)
 CAUSES = ("none", "compute", "network", "unknown", "receiver", "host")
-OF_KIND, AT_PLACE = 1, 2
-"""Work is compared with that of peers in all collectives of the kind, or at the same place of a step."""
+BY_PEER, BY_PEERS = 1, 2
+"""Work is compared with what one peer, or several, do at the same place of other steps."""
 
 
 class Causes(NamedTuple):
@@ -48,7 +48,7 @@ class Causes(NamedTuple):
     excess_ns: Ints
     partly: Bools  # rows of collectives of which not all messages were captured
     least: Bools  # rows whose excess is a lower bound: peers had waited, and worked less than seen
-    usual: Ints  # by what the excess is counted: OF_KIND, AT_PLACE; 0: by peers in the collective
+    usual: Ints  # by what the excess is counted: BY_PEER, BY_PEERS; 0: by peers in the collective
     unread_ns: Ints  # so much of each rank's lateness is nobody's doing but for messages unread
 
 
@@ -107,7 +107,8 @@ def causes_of(
     # Its first message left as soon as it was allowed to: had it waited for that, the receiver was late.
     waited = (entries.rule == Rule.CREDIT) & (relative.bound == AT_MOST)
     causes[waited & (relative.lateness_ns > charges.noise_ns)] = RECEIVER
-    return Causes(causes, excess, beside.partly, longer.least, longer.usual, _by_unread(longer, relative))
+    least = longer.least | (beside.least & ~longer.staged)
+    return Causes(causes, excess, beside.partly, least, longer.usual, _by_unread(longer, relative))
 
 
 class _Longer(NamedTuple):
@@ -216,14 +217,14 @@ def _held_peers(entries: Entries) -> Bools:
 def _against_usual(
     entries: Entries, since_ns: Ints, excess: Ints, least: Bools, alike: tuple[Ints, Ints]
 ) -> tuple[Ints, Ints]:
-    """``excess``, of ranks few of whose peers are dated against what peers work in collectives of the kind.
+    """``excess``, of ranks few of whose peers are dated against what peers work in other steps.
 
     By the median of those that nothing held: who had waited for its input worked no longer than until that
     came. ``since_ns``: when each had begun to work at the latest, and at the earliest, as of peers. A
     root that runs ahead (``least``) works at its own pace until its slots are used up; where no peer
-    ever was free it needed no longer than in the quickest. ``alike``: kind and place in the step. Before the
-    first collective of a step ranks do other work than before the others: where too few are told at the same
-    place, all of the kind can accuse, but clear nobody; nor can a single peer's.
+    ever was free it needed no longer than in the quickest. ``alike``: kind and place in the
+    step, as what ranks do before another place may be other work. A single peer's can accuse, but clear
+    nobody.
     """
     out, usual = excess.copy(), np.zeros(len(excess), np.int64)
     kind, place = alike
@@ -235,16 +236,15 @@ def _against_usual(
     rows = np.flatnonzero((2 * dated < peers_of) & known & (excess != NEVER) & ~by_credit)
     for places in classes(kind[rows], place[rows] + 1, entries.endpoint[rows]):
         mine = rows[places]
-        peers = (kind == kind[mine[0]]) & (entries.endpoint != entries.endpoint[mine[0]])
-        here = peers & (place == place[mine[0]])
-        peers = here if np.count_nonzero(free & here) >= FEWEST else peers
+        peers = (kind == kind[mine[0]]) & (place == place[mine[0]])
+        peers &= entries.endpoint != entries.endpoint[mine[0]]
         alone, held = most[free & peers], most[known & peers & by_credit & least[mine].any()]
         if len(alone) >= FEWEST:
             beyond = own[mine] - round(float(np.median(alone)))
             out[mine] = np.where(least[mine], np.maximum(excess[mine], beyond), beyond)
             # Of several peers a single one that is told may be late as well.
             lone = peers_of[mine[0]] > 1 and len(np.unique(entries.endpoint[free & peers])) < 2
-            usual[mine] = AT_PLACE if peers is here and not lone else OF_KIND
+            usual[mine] = BY_PEER if lone else BY_PEERS
         elif len(held):
             beyond = np.maximum(excess[mine], own[mine] - int(held.min()))
             out[mine] = np.where(least[mine], beyond, excess[mine])

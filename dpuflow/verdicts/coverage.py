@@ -115,7 +115,7 @@ def _hidden_ns(rows: Ints, evidence: Evidence, place: Ints) -> Floats:
     """
     relative, own = evidence.relative, evidence.own
     bound, known = relative.bound[rows], own.excess_ns[rows] != NEVER
-    shown = known & ((bound == EXACT) | (bound == AT_LEAST) | (own.usual & own.at_place | own.staged)[rows])
+    shown = known & ((bound == EXACT) | (bound == AT_LEAST) | (own.usual & own.by_peers | own.staged)[rows])
     number = max(int(shown.sum()), 1)
     scatter = own.sigma_ns[rows] * (1 + FIFTH_ERROR / np.sqrt(number))
     for mine in classes(np.where(shown, place + 1, -1) + 1):
@@ -123,7 +123,7 @@ def _hidden_ns(rows: Ints, evidence: Evidence, place: Ints) -> Floats:
             scatter[mine] = np.minimum(scatter[mine], _usual_at_most(own.excess_ns[rows[mine]]))
     scatter += np.where(own.staged[rows], own.design_ns[rows], evidence.entries.margins.clock_ns[rows])
     most = np.where((bound == AT_MOST) & ~own.staged[rows], relative.lateness_ns[rows], HIDDEN)
-    told = (own.most_ns[rows] != NEVER) & own.at_place[rows]
+    told = (own.most_ns[rows] != NEVER) & own.by_peers[rows]
     worked = np.where(told, own.most_ns[rows] + scatter, HIDDEN)
     most = np.minimum(most, worked)
     return np.minimum(np.where(shown, scatter, most), float(HIDDEN))

@@ -14,7 +14,7 @@ import numpy as np
 from dpuflow.arrays.ordering import classes, percentiles
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others, latest_two
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.causes import AT_PLACE, CAUSES, COMPUTE, NONE, UNKNOWN
+from dpuflow.verdicts.causes import BY_PEERS, CAUSES, COMPUTE, NONE, UNKNOWN
 from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS, scatter_of_steps
 
 if TYPE_CHECKING:
@@ -142,10 +142,11 @@ class Own(NamedTuple):
     excess_ns: Ints  # how much longer it worked than its peers; NEVER where not known
     later_ns: Ints  # the same, no more than it was late; NEVER where not known
     sigma_ns: Floats  # one standard deviation of its group's excess
+    reaction_ns: Floats  # what its group's hosts usually need to hand a message on
     unproved: Bools  # nobody knows how late it was: none of it counts
     most_ns: Ints  # of those: it worked no longer than its peers by more; NEVER where not known
     usual: Bools  # compared with what peers usually work; how late it was is bounded only
-    at_place: Bools  # rows compared with what peers work at the same place of a step
+    by_peers: Bools  # ... with that of several
     unread_ns: Ints  # late by so much more, if not for messages that nobody read
     staged: Bools  # acts of pipeline stages, compared with like ones (``stages``)
     design_ns: Floats  # ... that may take so much longer by design
@@ -214,9 +215,9 @@ def own_lateness(
     told = unproved & (causes.usual > 0) & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
     amount_ns = np.where(mine, amount, 0)
-    at_place, none = causes.usual == AT_PLACE, np.zeros(len(tied), bool)
+    by_peers, none = causes.usual == BY_PEERS, np.zeros(len(tied), bool)
     design = np.zeros(len(tied))
-    return Own(amount_ns, excess, amount, sigma, unproved, most, usual, at_place, unread, none, design)
+    return Own(amount_ns, excess, amount, sigma, floor, unproved, most, usual, by_peers, unread, none, design)
 
 
 class Evidence(NamedTuple):

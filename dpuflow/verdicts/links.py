@@ -115,9 +115,15 @@ def _measured(exchanges: Rows, part: NDArray[np.uint8]) -> tuple[Ints, Floats]:
 
     whole = (exchanges["data_ns"] != NEVER) & (exchanges["arrived_end_ns"] != NEVER)
     at = np.flatnonzero((part > 0) & (exchanges["packets"] >= FEWEST_PACKETS) & whole)
-    sending = exchanges["data_end_ns"][at] - exchanges["data_ns"][at]
-    took = np.maximum(sending, exchanges["arrived_end_ns"][at] - exchanges["arrived_ns"][at])
+    took = _took_ns(Picked(exchanges, at))
     return exchanges["data_ns"][at], took / np.maximum(exchanges["bytes"][at].astype(np.float64), 1)
+
+
+def _took_ns(rows: Rows | Picked) -> Ints:
+    """The longer one of the times that data took to send and to arrive; to send, where its sender says, at
+    its leisure, when all has come."""
+    arriving = np.where(rows["wire"] == Wire.TAGGED_DONE, 0, rows["arrived_end_ns"] - rows["arrived_ns"])
+    return np.asarray(np.maximum(rows["data_end_ns"] - rows["data_ns"], arriving), np.int64)
 
 
 def _turned(
@@ -192,7 +198,7 @@ def _weigh(links: Links, row: int, mine: Rows, collective: Ints, trip_ns: float)
     pace = links.pace_ns[row]
     if links.stretch[row] >= SLOW_FACTOR:
         # A token bucket lets a burst pass at full pace; its rate shows where it was empty.
-        took = np.maximum(mine["data_end_ns"] - mine["data_ns"], mine["arrived_end_ns"] - mine["arrived_ns"])
+        took = _took_ns(mine)
         alone = (mine["retransmitted"] == 0) & (mine["bytes"] > 0)
         links.pace_ns[row] = max(pace, float(np.percentile(took[alone] / mine["bytes"][alone], 75)))
     else:

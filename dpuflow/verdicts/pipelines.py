@@ -6,7 +6,10 @@ blocked: neither is at fault. What a stage computes without sending shows in no 
 pass of the last stage and the backward pass of the first, unless its next message follows from it.
 
 Schedules: GPipe (Huang et al., 2019) sends all microbatches forward, then all backward; 1F1B
-(PipeDream, Narayanan et al., 2019) alternates, so that an end stage's message follows from both.
+(PipeDream, Narayanan et al., 2019) alternates, so that an end stage's message follows from both. Interleaved
+(Megatron-LM, Narayanan et al., 2021): each stage has several parts of the model, and the last one hands all
+but the last part's data on to the first. There ends have inputs of two kinds, and are compared with replicas
+only.
 """
 
 from __future__ import annotations
@@ -17,12 +20,13 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.components import connected
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.receivers import AT_ONCE, worked_since
 from dpuflow.verdicts.steps import REPEATS
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
@@ -33,7 +37,9 @@ QUEUED: Final = 8
 """Inputs that lie before a stage, at most: its predecessor runs so far ahead."""
 AHEAD: Final = 2
 """Inputs that the last stage has at its first answer in 1F1B, at most."""
-Schedule = Literal["gpipe", "1f1b", "forward"]
+ROUNDS: Final = 4
+"""Parts of a model that a stage of an interleaved pipeline has, at most: data goes round as often."""
+Schedule = Literal["gpipe", "1f1b", "forward", "interleaved"]
 
 
 class Work(NamedTuple):
@@ -52,9 +58,9 @@ class Work(NamedTuple):
 class Pipeline(NamedTuple):
     """One chain of stages, the first one first.
 
-    ``work[stage][way]``: None where that stage sends nothing that way. ``schedule`` is gpipe, 1f1b,
-    forward (nothing flows back) or None. ``ends`` are places of ends without a capture of their own: they may
-    have inputs from others, and what they work is not told.
+    ``work[stage][way]``: None where that stage sends nothing that way. ``schedule`` is gpipe, 1f1b, forward
+    (nothing flows back), interleaved or None. ``ends`` are places of ends without a capture of their own:
+    they may have inputs from others, and what they work is not told.
     """
 
     stages: list[int]
@@ -70,8 +76,8 @@ def find_pipelines(
     """Chains of endpoints that hand data on one to the next. ``step`` as of ``find_steps``, ``taken`` of
     ``taken_until``.
 
-    Rings and stars are no pipelines; nor is a chain in which some neighbours exchanged fewer than
-    three transfers, or none whose times are known.
+    Stars are no pipelines, nor rings but of interleaved ones; nor is a chain in which some neighbours
+    exchanged fewer than three transfers, or none whose times are known.
     """
     edges: dict[tuple[int, int], list[int]] = {}
     captured: set[int] = set()
@@ -99,9 +105,37 @@ def find_pipelines(
         unseen -= set(chain)
         if all(len(neighbours[stage]) == 2 for stage in chain[1:-1]) and len(neighbours[chain[-1]]) == 1:
             chains.append(chain)
+    rings = [
+        ring
+        for ring in connected(books, lambda edge: edge)
+        if all(len(neighbours[end]) == 2 for edge in ring for end in edge)
+    ]
+    opened = [chain for ring in rings if (chain := _opened({edge: len(books[edge].rows) for edge in ring}))]
     busy = _Busy(instances, entries)
-    found = (_pipeline(chain, books, busy, step) for chain in chains)
+    found = [
+        *(_pipeline(chain, books, busy, step) for chain in chains),
+        *(_pipeline(chain, books, busy, step, interleaved=True) for chain in opened),
+    ]
     return [each._replace(ends=_open_ends(each.stages, captured)) for each in found]
+
+
+def _opened(sends: Mapping[tuple[int, int], int]) -> list[int]:
+    """The stages of an interleaved pipeline, in order, by how often each of a ring sends to each; or none.
+
+    Data that goes round ``v`` times goes ``v - 1`` times from the last stage to the first, and comes back as
+    often; it goes ``v`` times over each link between.
+    """
+    links = sorted({(min(edge), max(edge)) for edge in sends}, key=lambda link: sends.get(link, 0))
+    both = [(sends.get((a, b), 0), sends.get((b, a), 0)) for a, b in links]
+    fewer, most = both[0], max(both[-1])
+    even = all(min(pair) >= (1 - 1 / (2 * ROUNDS)) * most for pair in both[1:])
+    if len(links) < REPEATS or not even or not min(fewer) > 0 or max(fewer) > (1 - 1 / (2 * ROUNDS)) * most:
+        return []
+    chain, rest = [links[0][0]], set(links[1:])
+    while following := [link for link in rest if chain[-1] in link]:
+        rest.remove(following[0])
+        chain.append(sum(following[0]) - chain[-1])
+    return chain
 
 
 def _open_ends(stages: Sequence[int], captured: set[int]) -> frozenset[int]:
@@ -162,7 +196,13 @@ class _Busy:
         return np.asarray(np.maximum(total[last] - total[first] - beyond, 0), np.int64)
 
 
-def _pipeline(chain: list[int], edges: dict[tuple[int, int], _Edge], busy: _Busy, step: Ints) -> Pipeline:
+def _pipeline(
+    chain: list[int],
+    edges: dict[tuple[int, int], _Edge],
+    busy: _Busy,
+    step: Ints,
+    interleaved: bool = False,
+) -> Pipeline:
     if _lead(chain[-1], chain[-2], edges) > _lead(chain[0], chain[1], edges):
         chain = chain[::-1]
     forward = [edges.get(pair) for pair in pairwise(chain)]
@@ -171,7 +211,7 @@ def _pipeline(chain: list[int], edges: dict[tuple[int, int], _Edge], busy: _Busy
     for book in (*forward, *backward):
         if book is not None:
             book.number(flushed_ns, step)
-    schedule = _schedule(forward[-1], backward[-1])
+    schedule = "interleaved" if interleaved else _schedule(forward[-1], backward[-1])
     work: list[list[Work | None]] = []
     for place, stage in enumerate(chain):
         # For each way: what the stage sends on, and what that follows from.
@@ -180,7 +220,8 @@ def _pipeline(chain: list[int], edges: dict[tuple[int, int], _Edge], busy: _Busy
         work.append(
             [_work(way, out, into, schedule, partial(busy.between, stage)) for way in (FORWARD, BACKWARD)]
         )
-    return Pipeline(chain, schedule, _microbatches(forward[0] or backward[0]), work)
+    microbatches = None if interleaved else _microbatches(forward[0] or backward[0])
+    return Pipeline(chain, schedule, microbatches, work)
 
 
 def _work(
@@ -202,7 +243,7 @@ def _work(
     elif source is None and schedule == "gpipe":  # one after the other, the first after a pause
         known = np.r_[False, (number[1:] == number[:-1]) & (number[1:] >= 0)]
     elif source is None:
-        known[:] = schedule is not None
+        known[:] = schedule not in (None, "interleaved")
     if source is not None:
         since, after, known = _since_input(book, source, since, after, into[way] is None)
     known &= since != NEVER

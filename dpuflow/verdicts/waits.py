@@ -187,6 +187,7 @@ class Beside(NamedTuple):
     partly: Bools  # of a collective of which not all messages were captured
     rows: Bools  # of these: the rank has no capture of its own
     lead_ns: Ints  # such a rank's entry less the median of the others'; NEVER where not known
+    least: Bools  # ... may be more: of most of these others only their first acts are known
 
 
 def seen_from_beside(instances: Sequence[Instance], entries: Entries) -> Beside:
@@ -200,11 +201,16 @@ def seen_from_beside(instances: Sequence[Instance], entries: Entries) -> Beside:
         rows[first : first + int(count[number])] = [end not in near for end in instances[number].order]
     lead = np.full(len(rows), NEVER)
     if not rows.any():
-        return Beside(partly, rows, lead)
+        return Beside(partly, rows, lead, rows)
     # A captured rank entered no later than its first act: the lead over that is none too long.
     dated = (entries.exact | (entries.told & ~rows)) & (entries.enter_ns != NEVER) & partly
+    others, sure = (
+        np.bincount(entries.collective[mine], minlength=len(count))[entries.collective] - mine
+        for mine in (dated, dated & entries.exact)
+    )
+    dated &= others > 0
     lead[dated] = against_others(entries, entries.enter_ns, dated)[dated].round().astype(np.int64)
-    return Beside(partly, rows, lead)
+    return Beside(partly, rows, lead, rows & dated & (2 * sure < others))
 
 
 def never_captured(instances: Sequence[Instance]) -> frozenset[int]:
