@@ -6,8 +6,9 @@
 Jobs of Open MPI come and go (two ranks, one of them late now and then), captures of other jobs are replayed
 between them with addresses and queue pairs of their own each time, and with --flap the link goes down and up
 every two minutes. All of it by the clock, so that each quarter of an hour has the same load, however busy the
-machine is. Needs root; without mpicc and mpirun captures alone are replayed. Prints a line every 30 s and the
-summary at the end.
+machine is. First come FILLED captures without a pause, so that what is bounded by number (flows that are
+idle, series) is full before the quarters that are compared. Needs root; without mpicc and mpirun captures
+alone are replayed. Prints a line every 30 s and the summary at the end.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ PAGE = os.sysconf("SC_PAGE_SIZE")
 SLOT_S = 45.0
 KINDS = ((0, 200), (25, 500), (0, 1000), (25, 200), (0, 500))
 """Jobs in turn, one in each slot: ms that a rank is late, and steps. Four rounds are a quarter of an hour."""
+FILLED = 100
 
 
 class Jobs(threading.Thread):
@@ -59,7 +61,11 @@ class Jobs(threading.Thread):
         self.remote.chmod(0o755)
 
     def run(self) -> None:
-        draw, start_s, slot = random.Random(1), time.monotonic(), 0
+        draw = random.Random(1)
+        for _ in range(FILLED):
+            if not self.stopped.is_set():
+                self.replay(draw, rate=8000)
+        start_s, slot = time.monotonic(), 0
         while not self.stopped.wait(max(start_s + slot * SLOT_S - time.monotonic(), 0)):
             if self.has_mpi:
                 self.job(*KINDS[slot % len(KINDS)])
@@ -95,12 +101,12 @@ class Jobs(threading.Thread):
         self.failed += done.returncode != 0
         self.operations += len(re.findall(r"^enter 1 ", done.stderr, re.MULTILINE))
 
-    def replay(self, draw: random.Random) -> None:
+    def replay(self, draw: random.Random, rate: int = 2000) -> None:
         """A capture of NCCL, from other addresses and queue pairs than the last time."""
         file = self.folder / "replay.pcap"
         file.write_bytes(renamed(HERE / "traces" / "nccl-allreduce-n2" / "node0.pcap.gz", draw))
         with contextlib.suppress(AssertionError, subprocess.SubprocessError):  # the link is down
-            self.replayed += self.pair.send(self.pair.a, "west", file, rate=2000)
+            self.replayed += self.pair.send(self.pair.a, "west", file, rate=rate)
 
 
 def used(pid: int) -> tuple[float, float, list[float], int, int]:
