@@ -172,7 +172,8 @@ class Governor:
     def _of_this_order(self, use: Use, seconds: float) -> Use:
         """What was used, less what has to do with what was let in before the last order.
 
-        That is first read, and then analysed and let go of; until then memory may be short of it.
+        That is first read, and then analysed and let go of; until then memory may be short of it, and
+        while nothing is read for that the ring fills.
         """
         self._backlog = max(self._backlog + use.arrived - use.lost - use.taken, 0)
         read = self._behind <= 0
@@ -180,7 +181,8 @@ class Governor:
         if self._stale_s <= 0:
             return use
         self._stale_s = 0.0 if read and use.messages else self._stale_s - seconds
-        return replace(use, no_room=0.0, rss=use.rss if use.rss > self.settings.memory else 0)
+        rss = use.rss if use.rss > self.settings.memory else 0
+        return replace(use, no_room=0.0, rss=rss, lost=0 if use.no_room else use.lost)
 
     def _hold(self, use: Use) -> None:
         """How many messages may be held: by what each was seen to take, in memory and in CPU."""
