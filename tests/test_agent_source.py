@@ -7,7 +7,10 @@ import io
 import struct
 import threading
 import time
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from dpuflow.agent import interfaces
@@ -120,3 +123,35 @@ def test_of_ten_thousand_interfaces_those_are_looked_at_that_change(monkeypatch:
     assert links.wanted(["auto"]) == ["p7x", "renamed", "veth78"]
     assert links.wanted(["eth0", "eth1"]) == ["eth0", "eth1"]
     links.close()
+
+
+def test_less_is_let_in_even_while_nothing_may_be_read() -> None:
+    """An order was obeyed with the next piece only: where memory was full, the ring filled by the old one."""
+    ordered: list[tuple[str, float]] = []
+    options = SimpleNamespace(mode="packets", sample=0.0)
+
+    def switch(mode: str, sample: float) -> None:
+        ordered.append((mode, sample))
+        options.mode, options.sample = mode, sample
+
+    def pieces(hold: Callable[[], float], **_: object) -> Iterator[np.ndarray]:
+        assert hold() == 0.02
+        source.degrade("messages", 2.0)
+        assert not source.obeyed()
+        assert [hold(), hold()] == [0.02, 0.02]
+        return iter(())
+
+    source = Source(
+        Capture(), Stream("node0"), threading.Lock(), Log("debug", "text", stream=io.StringIO()), lambda: 0.02
+    )
+    source._capture = SimpleNamespace(  # type: ignore[assignment]
+        head=lambda: b"", options=options, switch=switch, pieces=pieces,
+        summary=lambda: SimpleNamespace(reason=None),
+        backend=SimpleNamespace(
+            clock=SimpleNamespace(start=SimpleNamespace(real_ns=0)), name="ebpf", hooks="tcx", interfaces=[]
+        ),
+    )  # fmt: skip
+    source._take()
+    assert ordered == [("messages", 2.0)]
+    assert source.obeyed()
+    assert source.switches == 1

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from dpuflow.entries.reactions import FEWEST, PAIRED, apart_ns
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schedules.graph import awaited, plan
 from dpuflow.schedules.remembered import STORE, Store
@@ -102,6 +103,15 @@ def test_what_is_kept_takes_no_more_memory_than_is_said() -> None:
         tracemalloc.stop()
     assert 0.5 * STORE.most < STORE.taken <= STORE.most
     assert taken < 1.2 * STORE.most
+
+
+def test_numbers_of_samples_that_come_once_push_nothing_out() -> None:
+    """In an agent's windows each has another number: their pairs took the place of all schedules, large
+    arrays that of small objects, whose memory Python keeps. In an hour its own grew from 62 to 84 MiB."""
+    STORE.clear()
+    for n in range(FEWEST, PAIRED + 100, 7):
+        apart_ns(np.arange(n))
+    assert STORE.taken < 2 << 20
 
 
 def test_nothing_else_is_kept_that_grows_with_what_is_seen() -> None:

@@ -5,8 +5,10 @@
 
 Jobs of Open MPI come and go (two ranks, one of them late now and then), captures of other jobs are replayed
 between them with addresses and queue pairs of their own each time, and with --flap the link goes down and up
-every two minutes. Needs root; without mpicc and mpirun captures alone are replayed. Prints a line every 30 s
-and the summary at the end.
+every two minutes. All of it by the clock, so that each quarter of an hour has the same load, however busy the
+machine is. First come FILLED captures without a pause, so that what is bounded by number (flows that are
+idle, series) is full before the quarters that are compared. Needs root; without mpicc and mpirun captures
+alone are replayed. Prints a line every 30 s and the summary at the end.
 """
 
 from __future__ import annotations
@@ -34,13 +36,19 @@ TICKS = os.sysconf("SC_CLK_TCK")
 PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
+SLOT_S = 45.0
+KINDS = ((0, 200), (25, 500), (0, 1000), (25, 200), (0, 500))
+"""Jobs in turn, one in each slot: ms that a rank is late, and steps. Four rounds are a quarter of an hour."""
+FILLED = 100
+
+
 class Jobs(threading.Thread):
-    """Jobs one after the other, until stopped; counts what they did by their own logs."""
+    """A job in each slot, until stopped; counts what they did by their own logs."""
 
     def __init__(self, pair: Pair, folder: Path) -> None:
         super().__init__(daemon=True)
         self.pair, self.folder, self.stopped = pair, folder, threading.Event()
-        self.operations = self.runs = self.replayed = self.failed = 0
+        self.operations = self.runs = self.replayed = self.failed = self.missed = 0
         self.program = folder / "job"
         self.has_mpi = bool(shutil.which("mpicc") and shutil.which("mpirun"))
         if not self.has_mpi:
@@ -54,11 +62,17 @@ class Jobs(threading.Thread):
 
     def run(self) -> None:
         draw = random.Random(1)
-        while not self.stopped.is_set():
+        for _ in range(FILLED):
+            if not self.stopped.is_set():
+                self.replay(draw, rate=8000)
+        start_s, slot = time.monotonic(), 0
+        while not self.stopped.wait(max(start_s + slot * SLOT_S - time.monotonic(), 0)):
             if self.has_mpi:
-                self.job(late_ms=draw.choice([0, 0, 25]), steps=draw.choice([200, 500, 1000]))
+                self.job(*KINDS[slot % len(KINDS)])
             self.replay(draw)
-            self.stopped.wait(draw.choice([0.5, 5, 20]))
+            now = int((time.monotonic() - start_s) / SLOT_S)
+            self.missed += now - slot
+            slot = now + 1
 
     def job(self, late_ms: int, steps: int) -> None:
         settings = {
@@ -87,12 +101,12 @@ class Jobs(threading.Thread):
         self.failed += done.returncode != 0
         self.operations += len(re.findall(r"^enter 1 ", done.stderr, re.MULTILINE))
 
-    def replay(self, draw: random.Random) -> None:
+    def replay(self, draw: random.Random, rate: int = 2000) -> None:
         """A capture of NCCL, from other addresses and queue pairs than the last time."""
         file = self.folder / "replay.pcap"
         file.write_bytes(renamed(HERE / "traces" / "nccl-allreduce-n2" / "node0.pcap.gz", draw))
         with contextlib.suppress(AssertionError, subprocess.SubprocessError):  # the link is down
-            self.replayed += self.pair.send(self.pair.a, "west", file, rate=2000)
+            self.replayed += self.pair.send(self.pair.a, "west", file, rate=rate)
 
 
 def used(pid: int) -> tuple[float, float, list[float], int, int]:
@@ -169,7 +183,7 @@ def watch(
         print(
             f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f} MiB,"
             f" own {rows[-1][3]:6.1f} ({each})  threads {threads}  files {files}"
-            f"  jobs {jobs.runs} ({jobs.failed} failed)"
+            f"  jobs {jobs.runs} ({jobs.failed} failed, {jobs.missed} slots missed)"
             f"  operations {jobs.operations}  replayed {jobs.replayed}",
             flush=True,
         )

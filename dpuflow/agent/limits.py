@@ -1,18 +1,19 @@
 """Ceilings of CPU and memory: what the agent uses in, how much detail to take in and how much of it held.
 
-What all of the traffic would take is reckoned from what was taken in: CPU of capturing, of analysing, and of
-the rest of the process. Detail is then what fits: packets, else messages folded in the kernel, else those of
-a share of all pairs of hosts, in steps of 19 %. The pairs of a smaller share are among those of any larger
-one, so what is kept stays whole. Memory is kept by how many messages are held, each of which takes what it
-was seen to take. Two hard stops besides need no deciding: whoever owes CPU waits (``Budget``), and nothing is
-taken in while memory is short (``pace``).
+What the traffic takes is reckoned from what a packet and a message were seen to take, and from how many
+arrive since the last order was obeyed: what waited in the ring then, and what is held of it, was let in by
+the orders before, and says nothing of this one. Detail is then what fits: packets, else messages folded in
+the kernel, else those of a share of all pairs of hosts, in steps of 19 %. The pairs of a smaller share are
+among those of any larger one, so what is kept stays whole. Memory is kept by how many messages are held, each
+of which takes what it was seen to take. Two hard stops besides need no deciding: whoever owes CPU waits
+(``Budget``), and nothing is taken in while memory is short (``pace``).
 """
 
 from __future__ import annotations
 
 import math
 from collections import deque
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from dpuflow.agent.budget import ANALYSIS_SHARE, LEAST
@@ -49,6 +50,8 @@ SOON_S: Final = 3.0
 LONGEST_RECOVERY: Final = 16
 """and after up to so many times ``limits.recover`` where that was too much before."""
 SHORTEST_SPAN_S: Final = 2.0
+STALE_S: Final = 8.0
+"""So long at most what was let in before an order is waited for to be read and analysed."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +73,7 @@ class Use:
     held_most: int = 0  # and before one
     no_room: float = 0.0  # share of the time that nothing was taken in for want of memory
     overdrawn: bool = False  # the rest of the agent alone takes more than the ceiling leaves it
+    switched: bool = False  # an order was obeyed only within it: what arrived is of two orders
 
 
 @dataclass(frozen=True)
@@ -101,7 +105,7 @@ class Governor:
         self._base = base
         self._row_bytes = float(ROW_BYTES)
         self._affordable: int | None = None  # messages that an analysis may cost; None: any number
-        self._costly_s = 0.0
+        self._costly_s = self._analysis_s = 0.0
         self._message_s = 0.0  # CPU seconds that analysing a message took last
         self._came = self._taken = 0.0  # messages, and the packets that they were of, of late
         self._looks: deque[tuple[float, Use]] = deque()
@@ -110,6 +114,10 @@ class Governor:
         self._easy_s = 0.0  # for how long there has been room to spare
         self._failures = 0  # how often in a row what came back was too much
         self._since_eased_s = math.inf
+        self._rate = 0.0  # packets that arrived a second, of late
+        self._backlog = 0  # packets that arrived and have not been read,
+        self._behind = 0  # and of those that arrived before the last order
+        self._stale_s = 0.0  # for how long yet what is held and was read may be of the order before
 
     @property
     def room(self) -> int:
@@ -145,6 +153,9 @@ class Governor:
             self._came += use.held_most - use.held_least - SMOOTH * self._came
             self._taken += use.taken - SMOOTH * self._taken
         self._hold(use)
+        use = self._of_this_order(use, seconds)
+        if use.switched:
+            return self.orders
         self._looks.append((seconds, use))
         while len(self._looks) > 1 and sum(each[0] for each in self._looks) > LOOKS_S + seconds / 2:
             self._looks.popleft()
@@ -158,6 +169,21 @@ class Governor:
         self._more(math.inf if use.idle else fits)
         return self.orders
 
+    def _of_this_order(self, use: Use, seconds: float) -> Use:
+        """What was used, less what has to do with what was let in before the last order.
+
+        That is first read, and then analysed and let go of; until then memory may be short of it, and
+        while nothing is read for that the ring fills.
+        """
+        self._backlog = max(self._backlog + use.arrived - use.lost - use.taken, 0)
+        read = self._behind <= 0
+        self._behind -= use.taken
+        if self._stale_s <= 0:
+            return use
+        self._stale_s = 0.0 if read and use.messages else self._stale_s - seconds
+        rss = use.rss if use.rss > self.settings.memory else 0
+        return replace(use, no_room=0.0, rss=rss, lost=0 if use.no_room else use.lost)
+
     def _hold(self, use: Use) -> None:
         """How many messages may be held: by what each was seen to take, in memory and in CPU."""
         own = use.own - self._base.own
@@ -170,14 +196,18 @@ class Governor:
             self._span_s = max(self._span_s / 2, SHORTEST_SPAN_S)
         if use.messages <= FEWEST_MESSAGES:
             return
-        seen_s = use.analysis_s / use.messages
+        self._analysis_s, seen_s = use.analysis_s, use.analysis_s / use.messages
         self._message_s += SMOOTH * (seen_s - self._message_s) if self._message_s else seen_s
         affordable_s = SPARSEST_S * ANALYSIS_SHARE * self.settings.cpu
+        growing = SPARSEST_S * self._message_rate()  # what comes until the next analysis is part of it
         if use.analysis_s > affordable_s:
-            fewer = max(int(use.messages * affordable_s / use.analysis_s), FEWEST_MESSAGES)
+            fits = use.messages * affordable_s / use.analysis_s
+            fewer = max(int(max(fits - growing, fits / 3)), FEWEST_MESSAGES)
             if self._affordable is None or fewer < self._affordable:
                 self._affordable, self._costly_s, self._easy_s = fewer, use.analysis_s, 0.0
-        elif self._affordable is not None and 2 * self._affordable * self._message_s < affordable_s:
+        elif self._affordable is not None and (
+            (2 * self._affordable + growing) * self._message_s < affordable_s
+        ):
             self._hold_more()
 
     def _hold_more(self) -> None:
@@ -190,15 +220,19 @@ class Governor:
 
         Between the two thresholds it is 1: nothing is to be done.
         """
-        of_cpu, of_memory = self._cpu_fits(), self._memory_fits()
-        last = self._looks[-1][1]
-        if last.lost and last.taken:
-            of_ring = AIM * last.taken / (last.taken + last.lost)
-            if of_ring < min(of_cpu, of_memory):
-                return of_ring, f"the ring lost {last.lost} packets"
+        of_cpu, of_memory, of_ring = self._cpu_fits(), self._memory_fits(), self._ring_fits()
+        if of_ring < min(of_cpu, of_memory):
+            return of_ring, f"the ring lost {self._looks[-1][1].lost} packets"
         if of_memory < of_cpu:
             return of_memory, f"memory ({self.settings.memory >> 20} MiB) has room for {self.room} messages"
         return of_cpu, f"capture and analysis need more than {self.settings.cpu:.0%} of a core"
+
+    def _ring_fits(self) -> float:
+        """By what is lost for want of being read in time; what is full of an earlier order's empties now."""
+        last = self._looks[-1][1]
+        if not last.lost or not last.taken or (self._behind > 0 and last.arrived <= last.taken):
+            return math.inf
+        return AIM * last.taken / (last.arrived if self._behind > 0 else last.taken + last.lost)
 
     def _cpu_fits(self) -> float:
         """By CPU. Analyses may be further apart than configured: of them no more counts than their share.
@@ -213,9 +247,11 @@ class Governor:
 
         arrived = sum(use.arrived for _, use in self._looks)
         taken = sum(use.taken for _, use in self._looks)
+        if arrived and not taken:
+            return 1.0  # nothing was read: what one costs is not known
         capture, analysis = mean("capture_cpu"), mean("analysis_cpu")
         others = max(mean("cpu") - capture - analysis, 0.0)
-        capture *= max(arrived / taken, 1.0) if taken else 1.0
+        capture *= arrived / taken if taken else 1.0
         once = ANALYSES * self._message_s * self._message_rate()
         wanted = others + capture + max(min(analysis, ANALYSIS_SHARE * limit), once)
         if SPARE * limit <= wanted <= TOO_MUCH * limit:
@@ -229,19 +265,25 @@ class Governor:
 
     def _message_rate(self) -> float:
         """Messages a second, by the packets that come: those from the ring may have waited there for long."""
-        arrived = sum(use.arrived for _, use in self._looks) / sum(seconds for seconds, _ in self._looks)
-        return arrived * self._came / max(self._taken, 1.0)
+        if self._looks:
+            time_s = sum(seconds for seconds, _ in self._looks)
+            self._rate = sum(use.arrived for _, use in self._looks) / time_s
+        return self._rate * self._came / max(self._taken, 1.0)
 
     def _memory_fits(self) -> float:
         """By memory: what comes between two analyses, beside what stays after them."""
-        room, most = self.room, max(use.held_most for _, use in self._looks)
+        room, limit = self.room, self.settings.memory
+        apart_s = max(self._analysis_s / (ANALYSIS_SHARE * self.settings.cpu), 1.0)
+        fits = AIM * (room / 2) / max(self._message_rate() * apart_s, 1e-6)
+        if SPARE <= AIM / fits <= TOO_MUCH:
+            fits = 1.0
+        over = max(use.rss for _, use in self._looks) / limit
+        if over >= TOO_MUCH:
+            fits = min(fits, TOO_MUCH / over)
         short = max(use.no_room for _, use in self._looks)
-        over = max(use.rss for _, use in self._looks) / self.settings.memory
-        if not short and over < TOO_MUCH and most < FULL * room:
-            return math.inf
-        grown = max(most - min(use.held_least for _, use in self._looks), 1)
-        fits = min(AIM * (room / 2) / grown, 1 / over) * (1 - min(short, 0.9))
-        return min(fits, TOO_MUCH)
+        if short:
+            fits = min(fits, TOO_MUCH, 1 - short / 2)
+        return fits
 
     def _less(self, fits: float, why: str) -> None:
         """Leave out so much that the rest fits."""
@@ -253,7 +295,7 @@ class Governor:
         else:
             return
         self._why = why
-        self._looks.clear()
+        self._ordered()
         if self._since_eased_s < 2 * self._wait_s(SOON_S):  # what came back was too much
             self._failures += 1
         self._since_eased_s = math.inf
@@ -285,3 +327,8 @@ class Governor:
     def _eased(self) -> None:
         self._easy_s = self._since_eased_s = 0.0
         self._looks.clear()
+
+    def _ordered(self) -> None:
+        """Less is let in from now on; what was let in before is not held against it."""
+        self._looks.clear()
+        self._behind, self._stale_s = self._backlog, STALE_S

@@ -28,6 +28,7 @@ class _Used(NamedTuple):
     arrived: int = 0
     taken: int = 0
     lost: int = 0
+    switches: int = 0
 
 
 class Meter:
@@ -53,7 +54,7 @@ class Meter:
             time.monotonic(), self._budget.used_s() - self._source.switch_s,
             self._budget.capture_s - self._source.switch_s, self._analysis_s,
             sum(losses.get(name, 0) for name in ("captured", "folded")), self._source.taken(),
-            losses.get("ring_full", 0),
+            losses.get("ring_full", 0), self._source.switches,
         )  # fmt: skip
         seconds = max(now.at_s - before.at_s, 1e-3)
         now_held = memory()
@@ -74,6 +75,7 @@ class Meter:
             held_most=max(self._held[1], held),
             no_room=min(self._pace.take_waited() / seconds, 1.0),
             overdrawn=self._budget.overdrawn(),
+            switched=now.switches > before.switches or not self._source.obeyed(),
         )
         self._costliest, self._held, self._pace.peak = (0.0, 0), (held, held), Memory()
         return use, seconds

@@ -56,6 +56,7 @@ class Source:
         self.pace = pace
         self.mode, self.sample = settings.mode, float(settings.sample)
         self.switch_s = 0.0  # CPU seconds that going on with other programs has taken in all
+        self.switches = 0  # how often detail was changed in all
         self._links = Links()
         self._refused: set[tuple[str, float]] = set()  # what the backend cannot do
         self.state = State()
@@ -104,6 +105,11 @@ class Source:
         """Packets read from the ring since the capture began, as of the last look; those of a run count."""
         status = self.state.status
         return 0 if status is None else status.packets
+
+    def obeyed(self) -> bool:
+        """Whether what arrives now is of the last order."""
+        options = None if self._capture is None else self._capture.options
+        return options is None or (self.mode, self.sample) == (options.mode, options.sample)
 
     def ring_share(self) -> float | None:
         """How much of the ring is filled, None where nothing is captured."""
@@ -190,23 +196,26 @@ class Source:
         def look(status: Status) -> None:
             self._look(capture, form, status)
 
-        options = capture.options
+        def hold() -> float:
+            # Before it waits: what arrives while nothing is read is to be of the new order, too.
+            if (self.mode, self.sample) != (capture.options.mode, capture.options.sample):
+                self._switch(capture)
+            return self.pace()
+
         for piece in capture.pieces(
             stopped=lambda: self._stop.is_set() or self._again.is_set(), every_second=look, drained=drained,
-            hold=self.pace,
+            hold=hold,
         ):  # fmt: skip
             with self.lock:
                 self.stream.feed(form, piece)
             if len(piece) >= OUT_BYTES // 2:  # the ring is not empty: it is read in the order of time
                 last_ns = min(self.stream.info.last_ns or 0, time.time_ns()) - behind_ns
                 self.read_until_ns = max(self.read_until_ns, last_ns)
-            if (self.mode, self.sample) != (options.mode, options.sample):
-                options = self._switch(capture)
         reason = capture.summary().reason
         if reason is not None:
             raise DpuflowError(reason)
 
-    def _switch(self, capture: LiveCapture) -> LiveOptions:
+    def _switch(self, capture: LiveCapture) -> None:
         """Go on with another mode or sampling; as before where that fails."""
         used_s = time.thread_time()
         try:
@@ -216,7 +225,7 @@ class Source:
             self._refused.add((self.mode, self.sample))
             self.mode, self.sample = capture.options.mode, capture.options.sample
         self.switch_s += time.thread_time() - used_s
-        return capture.options
+        self.switches += 1
 
     def _look(self, capture: LiveCapture, form: Pcapng, status: Status) -> None:
         """Counters, clock and interfaces, once a second."""

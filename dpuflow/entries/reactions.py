@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, percentile, percentiles, quantiles
+from dpuflow.arrays.ordering import classes, percentile, percentiles, quantiles, spans
 from dpuflow.entries.rows import BEYOND, FEWEST, ONE_SIDED, QUICK, SLOW, Rule
 from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -157,21 +157,27 @@ def apart_ns(values: Ints) -> float:
     some = np.sort(values).astype(np.float64)
     if len(some) > PAIRED:
         some = quantiles(some, (np.arange(PAIRED) + 0.5) / PAIRED)
-    one, other = _widest(len(some))
+    one, other = _widest_of_most() if len(some) == PAIRED else _widest(len(some))
     return percentiles(some[other] - some[one], (_WIDE,), len(some) * (len(some) - 1) // 2 - len(one))[0]
 
 
 @remembered
+def _widest_of_most() -> tuple[Ints, Ints]:
+    """Those of PAIRED values. Of other numbers none are kept: an endless capture has any, each once."""
+    return _widest(PAIRED)
+
+
 def _widest(n: int) -> tuple[Ints, Ints]:
     """The pairs of ``n`` sorted values that may be among the twentieth that is farthest apart.
 
-    Those from one as low to one as high, or further out, are no less apart: others have enough of these.
+    Those from one as low to one as high, or further out, are no less apart, (one + 1) (n - other) pairs:
+    others have enough of these.
     """
-    one, other = np.triu_indices(n, 1)
     pairs = n * (n - 1) // 2
-    further = (one + 1) * (n - other)
-    kept = further <= pairs - int((pairs - 1) * (_WIDE / 100))
-    return one[kept], other[kept]
+    most = pairs - int((pairs - 1) * (_WIDE / 100))
+    one = np.arange(n - 1)
+    other = np.maximum(n - most // (one + 1), one + 1)
+    return np.repeat(one, n - other), spans(other, n - other)
 
 
 def _ends_with_last(instance: Instance) -> bool:
