@@ -119,7 +119,7 @@ def test_how_early_a_rank_may_have_been_says_nothing_of_itself() -> None:
     world = World("eager")
     chain = algorithm_of(Op.BROADCAST, "chain")
     world.play(chain, 4096, {0: 0, 1: 0, 2: 0})
-    world.play(chain, 4096, {3: 6 * MS, 2: 6 * MS})  # which rank 2 leaves after 6 ms
+    world.play(chain, 4096, {2: 6 * MS, 3: 6 * MS})  # which rank 2 leaves after 6 ms
     world.play(chain, 4096, {0: 9 * MS, 1: 2 * MS, 2: 7 * MS})
     entries, relative = told(world)
     assert rules(entries, 2) == [Rule.FREE_STEP, Rule.AFTER_INPUT, Rule.UNSEEN]

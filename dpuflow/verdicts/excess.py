@@ -110,6 +110,17 @@ def sigmas_of(entries: Entries, values: Floats, usable: Bools, of_row: Ints) -> 
     return sigma, floor
 
 
+def reactions_apart(entries: Entries, usable: Bools, of_row: Ints) -> Floats:
+    """Per row how far quartiles of its group's reactions in mid-operation lie apart, ns; 0 without any."""
+    apart = np.zeros(len(of_row))
+    for each in np.unique(of_row):
+        reactions = entries.reaction_ns[(of_row == each) & usable & (entries.reaction_ns != NEVER)]
+        if len(reactions):
+            low, high = percentiles(reactions, (25, 75))
+            apart[of_row == each] = high - low
+    return apart
+
+
 def scatter_of(values: Floats) -> float:
     """One standard deviation of a rank's ``values`` about their own median.
 
@@ -142,7 +153,7 @@ class Own(NamedTuple):
     excess_ns: Ints  # how much longer it worked than its peers; NEVER where not known
     later_ns: Ints  # the same, no more than it was late; NEVER where not known
     sigma_ns: Floats  # one standard deviation of its group's excess
-    reaction_ns: Floats  # what its group's hosts usually need to hand a message on
+    reaction_ns: Floats  # by how much its group's hosts usually differ in when they react
     unproved: Bools  # nobody knows how late it was: none of it counts
     most_ns: Ints  # of those: it worked no longer than its peers by more; NEVER where not known
     usual: Bools  # compared with what peers usually work; how late it was is bounded only
@@ -216,8 +227,8 @@ def own_lateness(
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
     amount_ns = np.where(mine, amount, 0)
     by_peers, none = causes.usual == BY_PEERS, np.zeros(len(tied), bool)
-    design = np.zeros(len(tied))
-    return Own(amount_ns, excess, amount, sigma, floor, unproved, most, usual, by_peers, unread, none, design)
+    design, apart = np.zeros(len(tied)), reactions_apart(entries, known, group[entries.collective])
+    return Own(amount_ns, excess, amount, sigma, apart, unproved, most, usual, by_peers, unread, none, design)
 
 
 class Evidence(NamedTuple):

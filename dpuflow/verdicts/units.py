@@ -169,7 +169,7 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
             usual = round(float(np.median(own.later_ns[rows])))
         elif charged and world.tests * world.standing.chance(rows) < CHANCE:
             usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
-            # Who had to be woken for it may be slower to wake than others, which is no work.
+            # Hosts differ in when they react, which is no work.
             usual = usual if usual > float(np.median(own.reaction_ns[rows])) else 0
         else:
             usual = 0
