@@ -312,6 +312,18 @@ def test_what_arrived_while_an_order_was_not_yet_obeyed_is_not_held_against_it()
     assert seconds(governor, BUSY, 1) == [("messages", 1.75)]
 
 
+def test_what_the_rest_takes_for_a_second_costs_no_detail() -> None:
+    """A file of the history written in the second after more was taken in: half of it was left out again."""
+    governor = Governor(SETTINGS, "messages", 1, 10.0, folds=True, base=BASE)
+    between = replace(CALM, cpu=0.41, capture_cpu=0.2, analysis_cpu=0.2)
+    seconds(governor, between, 5)
+    assert seconds(governor, replace(between, cpu=0.55), 1) == [("messages", 1)]
+    assert seconds(governor, replace(between, cpu=0.7), 10)[-1] > ("messages", 1)
+    begun = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
+    seconds(begun, replace(BUSY, cpu=3.0), 1)  # starting up
+    assert set(seconds(begun, between, 10)) == {("messages", 0)}
+
+
 def test_neither_calm_nor_strained_changes_nothing() -> None:
     governor = Governor(SETTINGS, "packets", 0, 10.0, folds=True, base=BASE)
     seconds(governor, BUSY, 1)

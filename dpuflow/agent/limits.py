@@ -50,6 +50,8 @@ SOON_S: Final = 3.0
 LONGEST_RECOVERY: Final = 16
 """and after up to so many times ``limits.recover`` where that was too much before."""
 SHORTEST_SPAN_S: Final = 2.0
+OTHERS_S: Final = 10.0
+"""What the rest of the process takes is averaged over this long, where that is less than it took of late."""
 STALE_S: Final = 8.0
 """So long at most what was let in before an order is waited for to be read and analysed."""
 
@@ -114,6 +116,7 @@ class Governor:
         self._easy_s = 0.0  # for how long there has been room to spare
         self._failures = 0  # how often in a row what came back was too much
         self._since_eased_s = math.inf
+        self._others = math.inf  # of a core, averaged over long
         self._rate = 0.0  # packets that arrived a second, of late
         self._backlog = 0  # packets that arrived and have not been read,
         self._behind = 0  # and of those that arrived before the last order
@@ -153,6 +156,9 @@ class Governor:
             self._came += use.held_most - use.held_least - SMOOTH * self._came
             self._taken += use.taken - SMOOTH * self._taken
         self._hold(use)
+        others = max(use.cpu - use.capture_cpu - use.analysis_cpu, 0.0)
+        before = others if math.isinf(self._others) else self._others
+        self._others = before + min(seconds / OTHERS_S, 1.0) * (others - before)
         use = self._of_this_order(use, seconds)
         if use.switched:
             return self.orders
@@ -250,18 +256,19 @@ class Governor:
         if arrived and not taken:
             return 1.0  # nothing was read: what one costs is not known
         capture, analysis = mean("capture_cpu"), mean("analysis_cpu")
-        others = max(mean("cpu") - capture - analysis, 0.0)
+        # What the rest takes follows no orders: neither a second's file nor the start counts for long.
+        others = min(max(mean("cpu") - capture - analysis, 0.0), self._others)
         capture *= arrived / taken if taken else 1.0
         once = ANALYSES * self._message_s * self._message_rate()
         wanted = others + capture + max(min(analysis, ANALYSIS_SHARE * limit), once)
-        if SPARE * limit <= wanted <= TOO_MUCH * limit:
-            return 1.0
         left = max(AIM * limit - others, LEAST * limit)
         # Whichever is more: both grow with what is taken in, or analysing has its share and grows no more.
         both = left / max(capture + analysis, 1e-6)
         capped = (left - ANALYSIS_SHARE * limit) / max(capture, 1e-6)
         fits = min(max(both, capped), left / max(capture + once, 1e-6))
-        return min(fits, TOO_MUCH) if wanted > TOO_MUCH * limit else max(fits, 1.0)
+        if wanted > TOO_MUCH * limit:
+            return min(fits, TOO_MUCH)
+        return fits if fits > AIM / SPARE else 1.0
 
     def _message_rate(self) -> float:
         """Messages a second, by the packets that come: those from the ring may have waited there for long."""

@@ -16,6 +16,7 @@ from dpuflow.store.columns import load_tables
 
 HERE = Path(__file__).resolve().parent
 PAIRS, RATE, SECONDS, SETTLED_S = 256, 60_000, 75, 25
+ANALYSIS_S = 0.25  # of CPU: what SPARSEST_S pays for at 10 %
 
 
 def peak_mib(agent: Agent) -> int:
@@ -53,7 +54,10 @@ def test_in_a_flood_the_agent_settles_at_its_limits(
     print(f"sent {sent}; CPU by 5 s: {[f'{share:.1%}' for _, share in shares]}; peak {peak} MiB")
     print(f"counters {status['losses']}; {degraded}")
     assert peak <= memory
-    assert sum(steady) / len(steady) <= cpu / 100
+    mean = sum(steady) / len(steady)
+    # An analysis is paid for once it is over: where the span is cut within one, it counts whole.
+    assert mean <= cpu / 100 + ANALYSIS_S / (SECONDS - SETTLED_S)
+    assert cpu > 10 or mean >= 0.7 * cpu / 100
     whole = told = 0
     files = sorted(agent.history.glob("*.dpuflow"))
     tables = [load_tables(str(path)) for path in files]
