@@ -111,13 +111,14 @@ def sigmas_of(entries: Entries, values: Floats, usable: Bools, of_row: Ints) -> 
 
 
 def reactions_apart(entries: Entries, usable: Bools, of_row: Ints) -> Floats:
-    """Per row how far quartiles of its group's reactions in mid-operation lie apart, ns; 0 without any."""
+    """Per row how far quartiles of its group's reactions in mid-operation lie apart, or how long these
+    usually take, if that is less, ns; 0 without any."""
     apart = np.zeros(len(of_row))
     for each in np.unique(of_row):
         reactions = entries.reaction_ns[(of_row == each) & usable & (entries.reaction_ns != NEVER)]
         if len(reactions):
-            low, high = percentiles(reactions, (25, 75))
-            apart[of_row == each] = high - low
+            low, middle, high = percentiles(reactions, (25, 50, 75))
+            apart[of_row == each] = min(high - low, middle)
     return apart
 
 
