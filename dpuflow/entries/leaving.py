@@ -167,8 +167,10 @@ def _called_before(entries: Entries, places: Places) -> Ints:
     Both may have lain there when they called the one, then the other, nobody knows which.
     """
     before = previous_row(entries)
-    ranks = _kinds(places.instances)[1][entries.collective]
     silent, last = entries.enter_ns == NEVER, before
+    if not (silent & (before >= 0) & silent[before]).any():
+        return before
+    ranks = _kinds(places.instances)[1][entries.collective]
     for _ in range(SLOTS):
         last = np.where((last >= 0) & silent & silent[last] & (ranks != ranks[last]), before[last], last)
     return last

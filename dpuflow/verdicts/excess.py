@@ -154,7 +154,7 @@ class Own(NamedTuple):
     excess_ns: Ints  # how much longer it worked than its peers; NEVER where not known
     later_ns: Ints  # the same, no more than it was late; NEVER where not known
     sigma_ns: Floats  # one standard deviation of its group's excess
-    reaction_ns: Floats  # by how much its group's hosts usually differ in when they react
+    apart_ns: Floats  # by how much its group's hosts usually differ in when they react
     unproved: Bools  # nobody knows how late it was: none of it counts
     most_ns: Ints  # of those: it worked no longer than its peers by more; NEVER where not known
     usual: Bools  # compared with what peers usually work; how late it was is bounded only

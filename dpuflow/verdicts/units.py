@@ -170,7 +170,7 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
         elif charged and world.tests * world.standing.chance(rows) < CHANCE:
             usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
             # Hosts differ in when they react, which is no work.
-            usual = usual if usual > float(np.median(own.reaction_ns[rows])) else 0
+            usual = usual if usual > float(np.median(own.apart_ns[rows])) else 0
         else:
             usual = 0
         # Within the noise of single ones only what costs enough by itself is worth telling.
