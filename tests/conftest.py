@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import json
 import os
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -28,6 +32,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         test = test.rpartition("/")[2]
         if test in LONGER and LONGER[test][0].search(parameters.removesuffix("]")):
             item.add_marker("long")
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish() -> None:
+    """Have the collector leave alone what thousands of tests are made of: 10 % of a run was that."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, *gc.get_threshold()[1:])
+
+
+@pytest.fixture(scope="session")
+def written(tmp_path_factory: pytest.TempPathFactory) -> Callable[[dict[str, Any]], Path]:
+    """The folder with the case of a scenario, written once for all tests: for reading only."""
+    from dpuflow.synth.case import write_case
+    from dpuflow.synth.scenario import parse_scenario
+
+    folders: dict[str, Path] = {}
+
+    def case(scenario: dict[str, Any]) -> Path:
+        text = json.dumps(scenario, sort_keys=True)
+        if text not in folders:
+            folders[text] = tmp_path_factory.mktemp("case")
+            write_case(parse_scenario(text, "test"), str(folders[text]))
+        return folders[text]
+
+    return case
 
 
 @pytest.fixture(scope="session")

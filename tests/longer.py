@@ -538,7 +538,7 @@ _ROWS = (
         "a pipeline of its own",
     ),
     (
-        "test_replicas.py::test_the_stage_that_computes_longer", "^1$",
+        "test_replicas.py::test_the_stage_that_computes_longer", "^1-socket",
         "another stage",
     ),
     (

@@ -8,6 +8,7 @@ import json
 import os
 import shutil
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -19,37 +20,44 @@ from dpuflow.agent.config import History as Settings
 from dpuflow.agent.config import Windows as WindowSettings
 from dpuflow.agent.history import History
 from dpuflow.agent.log import Log
-from dpuflow.agent.stream import Stream
+from dpuflow.agent.stream import Counts, Stream
 from dpuflow.agent.windows import Windows
 from dpuflow.analysis import analyze
 from dpuflow.cli import run
 from dpuflow.errors import DpuflowError
 from dpuflow.reports.top import sources
 from dpuflow.reports.top.seen import seen_of
-from dpuflow.schema.tables import Vantage
+from dpuflow.schema.tables import CaptureTables, Vantage
 from dpuflow.store.segments import list_segments
 
 STEP_NS = 100_000_000
 SETTLE_NS = 100_000_000
 
 
+@cache
+def snapshots(path: Path) -> list[tuple[CaptureTables, Counts, int]]:
+    """What windows over a capture hand to a history: tables and counts at each step, and at the end."""
+    stream, windows, now, steps = Stream("node0"), Windows(WindowSettings(settle=SETTLE_NS / 1e9)), 0, []
+    for now, form, piece in pieces(path, STEP_NS):
+        stream.feed(form, piece)
+        taken = stream.snapshot(now)
+        steps.append((taken.tables(), taken.counts(), now))
+        stream.forget(windows.step(*steps[-1]).before_ns)
+    taken = stream.snapshot(now)
+    return [*steps, (taken.tables(), taken.counts(), now)]
+
+
 def kept(path: Path, folder: Path, settings: Settings | None = None, last: bool = True) -> History:
-    """Run a capture through the windows with a history in ``folder``; without ``last`` as if killed."""
+    """Keep a history of a capture in ``folder``; without ``last`` as if killed."""
     settings = settings or Settings(directory=str(folder), segment=0.1, keep_age=86400.0 * 36500)
     history = History(settings, "node0", Log(stream=io.StringIO()))
     # A capture is read many times faster than it was made: no queue of a disk's would be long enough.
     history._waiting.maxsize = 0
-    stream, windows, now = Stream("node0"), Windows(WindowSettings(settle=SETTLE_NS / 1e9)), 0
-    for now, form, piece in pieces(path, STEP_NS):
-        stream.feed(form, piece)
-        taken = stream.snapshot(now)
-        tables, counts = taken.tables(), taken.counts()
-        settled = windows.step(tables, counts, now)
+    *steps, end = snapshots(path)
+    for tables, counts, now in steps:
         history.take(tables, counts, now - SETTLE_NS)
-        stream.forget(settled.before_ns)
     if last:
-        taken = stream.snapshot(now)
-        history.take(taken.tables(), taken.counts(), now, last=True)
+        history.take(*end, last=True)
     history.close()
     history._thread.join()
     return history

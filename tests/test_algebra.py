@@ -58,12 +58,28 @@ def test_a_view_of_dependencies_is_the_dependencies_of_a_view(
     assert set(view.free.tolist()) == free_ranks(algorithm, n, root) & captured
 
 
-@settings(deadline=None)
-@given(instances(), st.integers(1, 4), st.integers(1, 1 << 20))
+SEEN = given(instances(), st.integers(1, 4), st.integers(1, 1 << 20))
+
+
+@settings(deadline=None, max_examples=40)
+@SEEN
 def test_a_schedule_is_found_in_what_is_seen_of_its_own_messages(
-    given: tuple[Algorithm, int, int, frozenset[int]], cuts: int, size: int
+    drawn: tuple[Algorithm, int, int, frozenset[int]], cuts: int, size: int
 ) -> None:
-    algorithm, n, root, captured = given
+    is_found(drawn, cuts, size)
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=400)
+@SEEN
+def test_many_schedules_are_found(
+    drawn: tuple[Algorithm, int, int, frozenset[int]], cuts: int, size: int
+) -> None:
+    is_found(drawn, cuts, size)
+
+
+def is_found(drawn: tuple[Algorithm, int, int, frozenset[int]], cuts: int, size: int) -> None:
+    algorithm, n, root, captured = drawn
     assume(algorithm in ALGORITHMS)
     cuts = cuts if algorithm.cuts else 1
     edges = {

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,16 +18,23 @@ from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.figures.operations import BUS, ratio_of, word_of
 from dpuflow.figures.whatif import Shape, fitted, gains
 from dpuflow.results import Analysis
-from dpuflow.synth.case import write_case
-from dpuflow.synth.scenario import parse_scenario
 
 GBIT = 1e9
 
 
-def played(folder: Path, *faults: dict[str, Any], **scenario: Any) -> tuple[Analysis, dict[str, Any]]:
-    write_case(parse_scenario(json.dumps(scenario | {"faults": list(faults)}), "test"), str(folder))
-    files = [str(path) for path in sorted(folder.glob("*.pcap.gz"))]
-    return dpuflow.analyze(files), json.loads((folder / "truth.json").read_text())
+Played = Callable[..., tuple[Analysis, dict[str, Any]]]
+
+
+@pytest.fixture
+def played(written: Callable[[dict[str, Any]], Path]) -> Played:
+    """The result of a scenario and its truth."""
+
+    def analysed(*faults: dict[str, Any], **scenario: Any) -> tuple[Analysis, dict[str, Any]]:
+        folder = written(scenario | {"faults": list(faults)})
+        files = [str(path) for path in sorted(folder.glob("*.pcap.gz"))]
+        return dpuflow.analyze(files), json.loads((folder / "truth.json").read_text())
+
+    return analysed
 
 
 LOOP = {"kind": "loop", "iterations": 20, "ops": [{"op": "all_reduce", "bytes": 4 << 20}]}
@@ -79,8 +87,8 @@ def test_what_stretches_cover_together_counts_once(spans: list[tuple[int, int]],
     assert between.tolist() == [within(*pair) for pair in itertools.pairwise(times)]
 
 
-def test_operations_of_a_sound_job(tmp_path: Path) -> None:
-    result, truth = played(tmp_path, cluster={"nodes": 4}, job=LOOP)
+def test_operations_of_a_sound_job(played: Played) -> None:
+    result, truth = played(cluster={"nodes": 4}, job=LOOP)
     (row,) = result.operations
     took = [max(each["leave_ns"]) - min(each["enter_ns"]) for each in truth["collectives"]]
     alone = [max(each["leave_ns"]) - max(each["enter_ns"]) for each in truth["collectives"]]
@@ -112,7 +120,7 @@ DECODE = {"kind": "decode", "tokens": 20, "layers": 4, "bytes": 65536, "token_us
     ],
     ids=["loop", "overlapped", "exposed", "decode"],
 )
-def test_what_communication_at_no_cost_would_gain(tmp_path: Path, job: dict[str, Any], low: float) -> None:
+def test_what_communication_at_no_cost_would_gain(played: Played, job: dict[str, Any], low: float) -> None:
     """The same job over links that take next to nothing for next to nothing."""
 
     def step_ns(truth: dict[str, Any]) -> float:
@@ -121,11 +129,11 @@ def test_what_communication_at_no_cost_would_gain(tmp_path: Path, job: dict[str,
             ends[each["iter"]] = max(ends.get(each["iter"], 0), *each["leave_ns"])
         return float(np.median(np.diff(sorted(ends.values()))))
 
-    result, truth = played(tmp_path / "as_it_is", cluster={"nodes": 4}, job=job)
+    result, truth = played(cluster={"nodes": 4}, job=job)
     free = job | {key: 1024 for key in ("bytes", "bucket_bytes") if key in job}
     free |= {"ops": [each | {"bytes": 1024} for each in job["ops"]]} if "ops" in job else {}
     links = {"nodes": 4, "link_gbps": 1600, "latency_us": 0.05}
-    _, other = played(tmp_path / "free", cluster=links, job=free)
+    _, other = played(cluster=links, job=free)
     (tax,) = result.tax
     gain = step_ns(truth) / step_ns(other)
     assert gain > 1.1
@@ -133,9 +141,9 @@ def test_what_communication_at_no_cost_would_gain(tmp_path: Path, job: dict[str,
     assert low < gain / tax.gain_at_most < 1.02
 
 
-def test_operations_of_a_rank_that_is_late(tmp_path: Path) -> None:
+def test_operations_of_a_rank_that_is_late(played: Played) -> None:
     late = {"kind": "gpu_late", "rank": 1, "us": 5000}
-    result, truth = played(tmp_path, late, cluster={"nodes": 4}, job=LOOP)
+    result, truth = played(late, cluster={"nodes": 4}, job=LOOP)
     (why,) = result.attribution
     assert why.verdict == "arrival_skew_dominated"
     alone = [max(each["leave_ns"]) - max(each["enter_ns"]) for each in truth["collectives"]]
@@ -173,13 +181,13 @@ def test_what_makes_no_line_gains_nothing() -> None:
 @pytest.mark.parametrize(
     ("nodes", "gpus", "key"), [(4, 1, "doubling"), (8, 1, "doubling"), (4, 2, "two_level")]
 )
-def test_what_another_algorithm_makes_of_it(tmp_path: Path, nodes: int, gpus: int, key: str) -> None:
+def test_what_another_algorithm_makes_of_it(played: Played, nodes: int, gpus: int, key: str) -> None:
     """The same cluster with both: what is projected from the one holds the truth of the other."""
 
     def of(algorithm: str) -> tuple[Analysis, dict[int, float]]:
         ops = [{"op": "all_reduce", "bytes": size, "algorithm": algorithm, "gap_us": 100} for size in SIZES]
         job = {"kind": "loop", "iterations": 5, "ops": ops}
-        result, truth = played(tmp_path / algorithm, cluster={"nodes": nodes, "gpus_per_node": gpus}, job=job)
+        result, truth = played(cluster={"nodes": nodes, "gpus_per_node": gpus}, job=job)
         took: dict[int, list[int]] = {}
         for each in truth["collectives"]:
             took.setdefault(each["bytes"], []).append(max(each["leave_ns"]) - max(each["enter_ns"]))
@@ -197,49 +205,45 @@ def test_what_another_algorithm_makes_of_it(tmp_path: Path, nodes: int, gpus: in
     assert not other.all_reduce_what_if  # of rings alone
 
 
-def test_what_loss_takes_of_the_slowest_steps(tmp_path: Path) -> None:
+def test_what_loss_takes_of_the_slowest_steps(played: Played) -> None:
     nccl = {"timeout": 10}
     job = LOOP | {"iterations": 40}
     loss = {"kind": "loss", "share": 0.0005, "src": 0}
-    result, _ = played(tmp_path / "lossy", loss, cluster={"nodes": 4}, nccl=nccl, job=job)
-    sound, _ = played(tmp_path / "sound", cluster={"nodes": 4}, nccl=nccl, job=job)
+    result, _ = played(loss, cluster={"nodes": 4}, nccl=nccl, job=job)
+    sound, _ = played(cluster={"nodes": 4}, nccl=nccl, job=job)
     (tax,), (usual,) = result.loss_tax, sound.steps
     assert 0 < tax.held_steps <= tax.steps
     assert tax.p99_without_ns == pytest.approx(usual.p99_ns, rel=0.1)
     assert tax.tail_share == pytest.approx(1 - usual.p99_ns / tax.p99_ns, abs=0.1)
 
 
-def test_tokens_with_what_prompts_add(tmp_path: Path) -> None:
+def test_tokens_with_what_prompts_add(played: Played) -> None:
     job = {"kind": "decode", "tokens": 20, "layers": 4, "bytes": 65536, "layer_us": 60, "token_us": 200}
-    result, _ = played(tmp_path, cluster={"nodes": 4}, job=job)
+    result, _ = played(cluster={"nodes": 4}, job=job)
     (row,) = result.decode
     assert (row.layers, row.hidden_bytes, row.prefills, row.prefill_ns_per_token) == (4, 65536, 0, 0)
     assert row.tokens in (19, 20)
     assert row.gap_ns == pytest.approx(row.step_ns, rel=0.01)
 
 
-def test_tokens_that_nothing_but_their_batch_parts(tmp_path: Path) -> None:
+def test_tokens_that_nothing_but_their_batch_parts(played: Played) -> None:
     """A service that decodes without a pause, prompts among its tokens."""
-    scenario = {
-        "cluster": {"nodes": 2},
-        "job": {"kind": "service", "layers": 8, "bytes": 4096},
-        "clients": {"hosts": 3, "sessions": 2, "requests": 6, "tokens": 20, "think_us": 10_000},
-    }
-    write_case(parse_scenario(json.dumps(scenario), "test"), str(tmp_path))
-    truth = json.loads((tmp_path / "truth.json").read_text())["collectives"]
+    clients = {"hosts": 3, "sessions": 2, "requests": 4, "tokens": 12, "think_us": 10_000}
+    job = {"kind": "service", "layers": 8, "bytes": 4096}
+    result, truth = played(cluster={"nodes": 2}, job=job, clients=clients)
     tokens, prompts = (
-        len({row["iter"] for row in truth if row["phase"] == phase}) for phase in ("decode", "prefill")
+        len({row["iter"] for row in truth["collectives"] if row["phase"] == phase})
+        for phase in ("decode", "prefill")
     )
-    result = dpuflow.analyze([str(path) for path in sorted(tmp_path.glob("*.pcap.gz"))])
     (row,) = result.decode
     assert (row.layers, row.hidden_bytes) == (8, None)
     assert abs(row.tokens - tokens) <= 1
     assert abs(row.prefills - prompts) <= 1
 
 
-def test_what_messages_took_between_each_pair(tmp_path: Path) -> None:
+def test_what_messages_took_between_each_pair(played: Played) -> None:
     slow = {"kind": "slow_link", "node": 2, "gbps": 10, "where": "down"}
-    result, _ = played(tmp_path, slow, cluster={"nodes": 4}, job=LOOP)
+    result, _ = played(slow, cluster={"nodes": 4}, job=LOOP)
     largest = {(row.src, row.dst): row for row in result.network_cost}  # of several sizes the last
     assert set(largest) == {(0, 1), (1, 2), (2, 3), (3, 0)}
     quick = largest[0, 1].bits_per_s
@@ -248,7 +252,7 @@ def test_what_messages_took_between_each_pair(tmp_path: Path) -> None:
     assert (largest[1, 2].bits_per_s or 0) < 10 * GBIT
 
 
-def test_one_node_alone_says_nothing_of_the_way(tmp_path: Path) -> None:
-    write_case(parse_scenario(json.dumps({"cluster": {"nodes": 4}, "job": LOOP}), "test"), str(tmp_path))
-    result = dpuflow.analyze([str(tmp_path / "node0.pcap.gz")])
+def test_one_node_alone_says_nothing_of_the_way(written: Callable[[dict[str, Any]], Path]) -> None:
+    folder = written({"cluster": {"nodes": 4}, "job": LOOP, "faults": []})
+    result = dpuflow.analyze([str(folder / "node0.pcap.gz")])
     assert result.network_cost == []

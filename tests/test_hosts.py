@@ -101,6 +101,6 @@ def test_a_node_that_is_slow_to_answer_reads(tmp_path: Path, us: int) -> None:
 
 def test_ranks_that_prefill_are_no_replica_of_those_that_decode(tmp_path: Path) -> None:
     """They are done with the last prompt long before its answer is."""
-    job = {"kind": "prefill_decode", "requests": 4, "tokens": 60, "prefill_us": 1000, "kv_bytes": 1 << 20}
+    job = {"kind": "prefill_decode", "requests": 3, "tokens": 30, "prefill_us": 1000, "kv_bytes": 1 << 20}
     result = played(tmp_path, {"seed": 3, "cluster": {"nodes": 4}, "job": job})
     assert state(result, "early_stop_skew") == "not_found"

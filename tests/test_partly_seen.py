@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dpuflow
-from dpuflow.synth.case import write_case
-from dpuflow.synth.scenario import parse_scenario
 
 HOSTS = {"link_gbps": 1, "latency_us": 30, "mtu": 1024, "nodes": 4}
 ON_HOSTS = {
@@ -24,10 +22,11 @@ ON_HOSTS = {
 }  # fmt: skip
 
 
-def told(folder: Path, scenario: dict[str, Any], *nodes: int) -> dict[str, list[str]]:
+Written = Callable[[dict[str, Any]], Path]
+
+
+def told(folder: Path, *nodes: int) -> dict[str, list[str]]:
     """Conditions above info, with the addresses, as the captures of these nodes show them."""
-    if not (folder / "truth.json").exists():
-        write_case(parse_scenario(json.dumps(scenario), "test"), str(folder))
     result = dpuflow.analyze([str(folder / f"node{node}.pcap.gz") for node in nodes])
     return {
         each.condition: [result.endpoints[end].address for end in each.endpoints]
@@ -37,36 +36,36 @@ def told(folder: Path, scenario: dict[str, Any], *nodes: int) -> dict[str, list[
 
 
 @pytest.mark.parametrize("nodes", [(0,), (3,), (0, 3), (1, 2), (0, 1, 2)])
-def test_who_is_captured_does_not_receive_more_for_that(tmp_path: Path, nodes: tuple[int, ...]) -> None:
+def test_who_is_captured_does_not_receive_more_for_that(written: Written, nodes: tuple[int, ...]) -> None:
     scenario = {"seed": 2, "cluster": {"nodes": 4}, "job": {"kind": "experts", "steps": 8}}
-    assert told(tmp_path, scenario, *nodes) == {}
+    assert told(written(scenario), *nodes) == {}
 
 
-def test_a_hot_node_is_told_by_those_that_are_seen_whole(tmp_path: Path) -> None:
+def test_a_hot_node_is_told_by_those_that_are_seen_whole(written: Written) -> None:
     job = {"kind": "experts", "steps": 10, "hot": 1, "hot_share": 0.6}
     scenario = {"seed": 2, "cluster": {"nodes": 4}, "job": job}
-    assert told(tmp_path, scenario, 0, 1, 2)["load_skew"] == ["10.0.0.2"]
+    assert told(written(scenario), 0, 1, 2)["load_skew"] == ["10.0.0.2"]
 
 
 @pytest.mark.parametrize("nodes", [(0,), (2,), (0, 3)])
 def test_what_a_busy_host_sends_twice_is_no_loss_from_either_end(
-    tmp_path: Path, nodes: tuple[int, ...]
+    written: Written, nodes: tuple[int, ...]
 ) -> None:
-    assert told(tmp_path, ON_HOSTS, *nodes) == {}
+    assert told(written(ON_HOSTS), *nodes) == {}
 
 
 @pytest.mark.parametrize("nodes", [(0,), (1,), (0, 1, 2, 3)])
-def test_what_is_lost_is_a_loss_from_either_end(tmp_path: Path, nodes: tuple[int, ...]) -> None:
+def test_what_is_lost_is_a_loss_from_either_end(written: Written, nodes: tuple[int, ...]) -> None:
     scenario = ON_HOSTS | {"faults": [{"kind": "loss", "share": 0.02, "src": 0}]}
-    assert "packet_loss" in told(tmp_path, scenario, *nodes)
+    assert "packet_loss" in told(written(scenario), *nodes)
 
 
-def test_loads_that_are_not_seen_whole_are_not_judged(tmp_path: Path) -> None:
+def test_loads_that_are_not_seen_whole_are_not_judged(written: Written) -> None:
     scenario = {"seed": 2, "cluster": {"nodes": 4}, "job": {"kind": "experts", "steps": 8}}
-    write_case(parse_scenario(json.dumps(scenario), "test"), str(tmp_path))
+    folder = written(scenario)
     states = {}
     for files in (["node0.pcap.gz"], ["node0.pcap.gz", "node1.pcap.gz", "node2.pcap.gz"]):
-        result = dpuflow.analyze([str(tmp_path / file) for file in files])
+        result = dpuflow.analyze([str(folder / file) for file in files])
         (row,) = (row for row in result.judged if row.condition == "load_skew")
         states[len(files)] = row
     assert (states[1].state, states[3].state) == ("not_judged", "not_found")

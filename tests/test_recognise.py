@@ -107,6 +107,19 @@ def test_operations_that_look_alike() -> None:
     assert {m.algorithm.op for m in matches(edges, [0, 1, 2, 3], Op.UNKNOWN)} >= {Op.GATHER, Op.REDUCE}
 
 
+def test_what_is_remembered_of_ranks_seen_in_part_is_nobodys_to_change() -> None:
+    """Captured at rank 0 alone: each collective asks again, and gets a list of its own."""
+    ring = algorithm_of(Op.ALL_GATHER, "ring")
+    edges = {edge: seen for edge, seen in edges_of(ring, [0, 1, 2, 3], 4096).items() if 0 in edge}
+    asked = [matches(edges, [0, 1, 2, 3], Op.ALL_GATHER, frozenset({0}), {0: 1}) for _ in range(2)]
+    assert ring in [match.algorithm for match in asked[0]]
+    asked[0].clear()
+    assert asked[1] == matches(edges, [0, 1, 2, 3], Op.ALL_GATHER, frozenset({0}), {0: 1}) != []
+    other = {edge: (count, total + 4096) for edge, (count, total) in edges.items()}
+    sizes = {each.size for each in matches(other, [0, 1, 2, 3], Op.ALL_GATHER, frozenset({0}), {0: 1})}
+    assert sizes.isdisjoint({each.size for each in asked[1]})
+
+
 def test_no_bytes_is_a_barrier_and_nothing_else() -> None:
     edges = edges_of(algorithm_of(Op.BARRIER, "dissemination"), [0, 1, 2, 3, 4], 0)
     assert {m.algorithm.op for m in matches(edges, list(range(5)), Op.UNKNOWN)} == {Op.BARRIER}

@@ -8,6 +8,7 @@ import random
 import socket
 import struct
 import time
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -26,19 +27,24 @@ from dpuflow.synth.scenario import parse_scenario
 LIGHT = {"kind": "service", "layers": 2, "layer_us": 200, "prefill_us": 800, "bytes": 4096}
 
 
-def played(
-    folder: Path, job: dict[str, Any], clients: dict[str, Any], *faults: dict[str, Any], nodes: int = 2
-) -> Analysis:
-    """The result of a small service; its truth lies in ``folder``."""
-    usual = {"hosts": 4, "sessions": 2, "requests": 6, "tokens": 20, "think_us": 30_000}
-    scenario = {
+Written = Callable[[dict[str, Any]], Path]
+
+
+def service(
+    job: dict[str, Any], clients: dict[str, Any], *faults: dict[str, Any], nodes: int = 2
+) -> dict[str, Any]:
+    """The scenario of a small service."""
+    usual = {"hosts": 4, "sessions": 2, "requests": 6, "tokens": 14, "think_us": 30_000}
+    return {
         "seed": 7,
         "cluster": {"nodes": nodes},
         "job": LIGHT | job,
         "clients": usual | clients,
         "faults": list(faults),
     }
-    write_case(parse_scenario(json.dumps(scenario), "test"), str(folder))
+
+
+def analysed(folder: Path) -> Analysis:
     return dpuflow.analyze([str(path) for path in sorted(folder.glob("*.pcap.gz"))])
 
 
@@ -46,9 +52,10 @@ def told(result: Analysis) -> set[str]:
     return {row.condition for row in result.findings if row.severity != "info"}
 
 
-def test_requests_are_those_of_the_truth(tmp_path: Path) -> None:
-    result = played(tmp_path, {}, {})
-    truth = json.loads((tmp_path / "truth.json").read_text())["requests"]
+def test_requests_are_those_of_the_truth(written: Written) -> None:
+    folder = written(service({}, {}))
+    result = analysed(folder)
+    truth = json.loads((folder / "truth.json").read_text())["requests"]
     assert len(result.requests) == len(truth) == 48
     assert sum(row.complete for row in result.requests) >= 47  # the last one may go on
     for row, true in zip(result.requests, sorted(truth, key=lambda each: each["sent_ns"]), strict=True):
@@ -62,10 +69,10 @@ def test_requests_are_those_of_the_truth(tmp_path: Path) -> None:
     assert told(result) == set()
 
 
-def test_clients_are_no_ranks_and_one_capture_is_enough(tmp_path: Path) -> None:
-    played(tmp_path, {}, {})
+def test_clients_are_no_ranks_and_one_capture_is_enough(written: Written) -> None:
+    folder = written(service({}, {}))
     for files in (("node0.pcap.gz",), ("node0.pcap.gz", "node1.pcap.gz")):
-        result = dpuflow.analyze([str(tmp_path / file) for file in files])
+        result = dpuflow.analyze([str(folder / file) for file in files])
         clients = [row for row in result.endpoints if row.role == "client"]
         assert len(clients) == 4
         assert all(row.rank is None for row in clients)
@@ -101,27 +108,27 @@ def test_who_speaks_rdma_with_a_host_is_no_client_of_it(shared: Path) -> None:
     ],
 )
 def test_what_clients_suffer_is_named(
-    tmp_path: Path, condition: str, job: dict[str, Any], clients: dict[str, Any], faults: tuple[Any, ...]
+    written: Written, condition: str, job: dict[str, Any], clients: dict[str, Any], faults: tuple[Any, ...]
 ) -> None:
-    result = played(tmp_path, job, clients, *faults)
+    result = analysed(written(service(job, clients, *faults)))
     found = {row.condition: row for row in result.findings}
     assert condition in found, [row.summary for row in result.findings]
     assert found[condition].cost_ns
     assert "packet_loss" not in found  # the fabric loses nothing
 
 
-def test_what_losses_delay_is_no_backlog_of_the_front_end(tmp_path: Path) -> None:
+def test_what_losses_delay_is_no_backlog_of_the_front_end(written: Written) -> None:
     clients = {"hosts": 6, "sessions": 3, "requests": 5, "think_us": 4000, "tokens": 24}
     lost = {"kind": "loss", "share": 0.03, "traffic": "to_clients"}
-    result = played(tmp_path, {"prefill_us": 2400, "max_batch": 3}, clients, lost)
+    result = analysed(written(service({"prefill_us": 2400, "max_batch": 3}, clients, lost)))
     assert told(result) == {"admission_backlog", "egress_loss"}
 
 
 @pytest.mark.parametrize("balance", ["even", "skewed"])
-def test_front_ends_are_compared_though_nothing_ties_their_clocks(tmp_path: Path, balance: str) -> None:
+def test_front_ends_are_compared_though_nothing_ties_their_clocks(written: Written, balance: str) -> None:
     """Two replicas that share no packet, each with a front end of its own."""
     clients = {"hosts": 6, "sessions": 4, "requests": 6, "think_us": 10_000}
-    result = played(tmp_path, {"tp": 2, "balance": balance}, clients, nodes=4)
+    result = analysed(written(service({"tp": 2, "balance": balance}, clients, nodes=4)))
     assert {clock.island for clock in result.clocks} == {0, 1}
     found = [row for row in result.findings if row.condition == "session_skew"]
     assert [row.endpoints for row in found] == ([[0]] if balance == "skewed" else [])

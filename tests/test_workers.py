@@ -21,7 +21,7 @@ from dpuflow.schema.tables import Vantage
 from dpuflow.vantages import vantages_of
 
 TRACES = Path(__file__).resolve().parents[1] / "traces"
-FILES = sorted(map(str, (TRACES / "nccl-ddp-n3").glob("node*.pcap.gz")))
+FILES = sorted(map(str, (TRACES / "mpi-iallreduce-n4").glob("node[012].pcap.gz")))
 REDUCE = keeping._reduce
 
 

@@ -39,6 +39,8 @@ room=$(mktemp -d "$home/$suite.XXXXXX")
 trap 'rm -rf "$room"' EXIT
 tar -C "$room" -xf "$image"
 cp /etc/resolv.conf "$room/etc/"
+# As installers leave it; mmdebstrap writes none, and glibc does not know the name by itself.
+[ -e "$room/etc/hosts" ] || printf '127.0.0.1 localhost\n::1 localhost ip6-localhost ip6-loopback\n' >"$room/etc/hosts"
 for file in /etc/pip.conf "${PIP_CERT:-/etc/ssl/certs/ca-certificates.crt}"; do # this network's, where it has its own
     if [ -e "$file" ]; then install -D "$file" "$room$file"; fi
 done

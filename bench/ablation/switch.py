@@ -12,7 +12,7 @@ import pkgutil
 import sys
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from functools import lru_cache, wraps
+from functools import cache, lru_cache, wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
@@ -139,21 +139,29 @@ def alike(one: Any, other: Any) -> bool:
 def lines_of(rule: Rule) -> int:
     """Lines of its function, and of those of its module that nothing but it calls."""
     module, _, name = rule.name.partition(":")
+    lines, used = _functions(module)
+    own = {name}
+    while more := {
+        callee
+        for callee in lines.keys() - own
+        if callee.startswith("_")
+        and (callers := {caller for caller in lines if callee in used[caller] and caller != callee})
+        and callers <= own
+    }:
+        own |= more
+    return sum(lines[each] for each in own)
+
+
+@cache
+def _functions(module: str) -> tuple[dict[str, int], dict[str, set[str]]]:
+    """Of each function of a module its lines, and which others of the module it names."""
     found = importlib.import_module(f"dpuflow.{module}")
     assert found.__file__ is not None
     tree = ast.parse(Path(found.__file__).read_text(encoding="utf-8"))
     functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
+    lines = {name: (node.end_lineno or 0) - node.lineno + 1 for name, node in functions.items()}
     used = {
         caller: {each.id for each in ast.walk(node) if isinstance(each, ast.Name)} & functions.keys()
         for caller, node in functions.items()
     }
-    own = {name}
-    while more := {
-        callee
-        for callee in functions.keys() - own
-        if callee.startswith("_")
-        and (callers := {caller for caller in functions if callee in used[caller] and caller != callee})
-        and callers <= own
-    }:
-        own |= more
-    return sum((functions[each].end_lineno or 0) - functions[each].lineno + 1 for each in own)
+    return lines, used

@@ -103,7 +103,8 @@ def matches(
     tells the algorithm.
     """
     if near is not None:
-        return _partly(edges, endpoints, op, near, unasked or {}, known)
+        asked = tuple((unasked or {}).items())
+        return list(_partly(tuple(edges.items()), tuple(endpoints), op, near, asked, tuple(known)))
     found: dict[Algorithm, Match] = {}
     for sized in (True, False) if op in VARIED else (True,):
         for algorithm, order, root in _tries(edges, endpoints, op, known):
@@ -116,15 +117,18 @@ def matches(
     return list(found.values())
 
 
+@remembered
 def _partly(
-    edges: EdgeBytes,
-    endpoints: Sequence[int],
+    counted: tuple[tuple[tuple[int, int], tuple[int, int]], ...],
+    endpoints: tuple[int, ...],
     op: Op,
     near: frozenset[int],
-    unasked: Mapping[int, int],
-    known: Sequence[Algorithm],
-) -> list[Match]:
-    """``matches`` where edges between endpoints that were not captured are missing."""
+    asked: tuple[tuple[int, int], ...],
+    known: tuple[Algorithm, ...],
+) -> tuple[Match, ...]:
+    """``matches`` where edges between endpoints that were not captured are missing: asked for again with each
+    collective, from the same ranks in the same sizes."""
+    edges, unasked = dict(counted), dict(asked)
 
     def seen(src: int, dst: int) -> bool:
         return src in near or dst in near
@@ -139,7 +143,7 @@ def _partly(
     best: dict[Algorithm, Match] = {}
     for _, _, match in found:
         best.setdefault(match.algorithm, match)
-    return list(best.values())
+    return tuple(best.values())
 
 
 def _tries(
