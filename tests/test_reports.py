@@ -223,14 +223,14 @@ def test_all_clear_tells_single_incidents() -> None:
         entry.lateness_ns, entry.cause = round(late_ms * MS), "compute"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY WAS LATE BY ITS OWN DOING as a rule (lateness over 400 us a step would show); isolated:"
-        " rank 2 once (9 ms) and rank 0 twice (up to 4 ms). "
+        "NOBODY WAS LATE BY ITS OWN DOING (lateness over 400 us a step would show), except for"
+        " isolated incidents: rank 2 once (9 ms) and rank 0 twice (up to 4 ms). "
     )
     # Seen too shortly to tell incidents from a habit (``judgement``).
     result.lateness[2].verdict = "unknown"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY SEEN LATE by its own doing as a rule (lateness over 400 us a step would show), but rank 2"
+        "NOBODY SEEN LATE by its own doing (lateness over 400 us a step would show), but rank 2"
         " could not be judged: it was late once (9 ms); too little was captured to tell whether that recurs."
     )
 

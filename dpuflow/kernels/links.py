@@ -33,8 +33,8 @@ def durations(exchanges, part, out, grain):  # type: ignore[no-untyped-def]
     """Pick the exchanges marked in ``part`` whose data spans several packets; returns how many.
 
     Out, columns of TOOK (the longer one of the times it took to send and to receive, ns; to send, where the
-    sender says, at its leisure, when all has come), OP, BYTES, SRC, DST; ``grain[0]``: what all their durations
-    are multiples of, 0 where all are 0.
+    sender says, at its leisure, when all has come), OP, BYTES, SRC, DST; ``grain[0]``: what all their
+    durations are multiples of, 0 where all are 0.
     """
     n = np.int64(0)
     common = np.int64(0)

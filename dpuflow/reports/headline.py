@@ -136,7 +136,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             one = len(blind) == 1
             times = [f"{'it' if one else names.short(end)} was late {each}" for end, each in once.items()]
             return (
-                f"NOBODY SEEN LATE by its own doing as a rule{beyond}, but {who} could not be judged:"
+                f"NOBODY SEEN LATE by its own doing{beyond}, but {who} could not be judged:"
                 f" {listed(times)}; too little was captured to tell whether that recurs."
                 f"{_add_captures(result)}"
             ), "warn"
@@ -156,7 +156,10 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     if once:
         told = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
         told += [f"{len(once) - len(told)} more"] if len(once) > len(told) else []
-        return f"NOBODY WAS LATE BY ITS OWN DOING as a rule{beyond}; isolated: {listed(told)}.", "good"
+        return (
+            f"NOBODY WAS LATE BY ITS OWN DOING{beyond}, except for isolated incidents: {listed(told)}.",
+            "good",
+        )
     return f"NOBODY WAS LATE BY ITS OWN DOING{beyond}.", "good"
 
 

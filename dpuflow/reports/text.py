@@ -117,7 +117,7 @@ def _observed(result: Analysis) -> list[str]:
     for capture in captures:
         skipped.update(capture.skipped)
     if skipped.total():
-        reasons = [f"{reason.replace('_', ' ')} {number:,}" for reason, number in skipped.most_common()]
+        reasons = [f"{number:,} {reason.replace('_', ' ')}" for reason, number in skipped.most_common()]
         phrases.append(f"{skipped.total():,} skipped ({listed(reasons, 4)})")
     partial = sum(not capture.complete for capture in captures)
     if partial:
