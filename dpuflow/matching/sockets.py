@@ -79,19 +79,22 @@ def socket_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
             found += calls
             own = [pipe for pipe in own if not np.isin(pipe.rows[:1], called).any()]
         for members, instances in _read(job, own) if own else ():
-            found += [placed(instance, seen.near) for instance in instances]
-            left += [] if instances else [pipe.rows for pipe in members]
+            found += [placed(instance, seen.near) for instance in instances or ()]
+            left += [pipe.rows for pipe in members] if instances == [] else []
     return found, np.sort(np.concatenate(left)) if left else rows[:0]
 
 
-def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instance]]]:
+def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instance] | None]]:
     """Connected ``pipes`` with the operations that they carry: as one communicator's, or as several that
-    share ranks, none of which makes sense of all."""
+    share ranks, none of which makes sense of all. None where these may be any number of operations: no other
+    reading knows more."""
     seen = job.of(np.concatenate([pipe.rows for pipe in pipes]))
-    instances = (spoken(seen, pipes) if seen.near is None else []) or _repeated(seen, pipes)
-    parts = [] if instances or seen.near is not None else _by_ways(pipes)
+    sure = seen.near is None
+    instances = (spoken(seen, pipes) if sure else []) or _repeated(seen, pipes, sure=sure)
+    parts = [] if instances or not sure else _by_ways(pipes)
     if len(parts) < 2:
-        yield pipes, at_once_answered(job.columns, job.exchanges, instances)
+        told = instances and at_once_answered(job.columns, job.exchanges, instances)
+        yield pipes, told
         return
     alike: dict[tuple[bytes, ...], list[list[Pipe]]] = {}
     for part in parts:
@@ -108,7 +111,7 @@ def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], 
     others do so as often, whatever theirs look like.
     """
     own = [job.of(np.concatenate([pipe.rows for pipe in part])) for part in parts]
-    read = [spoken(mine, part) or _repeated(mine, part) for mine, part in zip(own, parts, strict=True)]
+    read = [spoken(mine, part) or _repeated(mine, part) or [] for mine, part in zip(own, parts, strict=True)]
     often = max((len(each) for each in read if len({(i.op, i.size) for i in each}) == 1), default=0)
     told = []
     for mine, part, instances in zip(own, parts, read, strict=True):
@@ -153,9 +156,11 @@ def _apart(together: list[list[Pipe]]) -> list[list[Pipe]]:
     return groups
 
 
-def _repeated(job: Job, pipes: Sequence[Pipe], often: int = 0) -> list[Instance]:
+def _repeated(
+    job: Job, pipes: Sequence[Pipe], often: int = 0, *, sure: bool = False
+) -> list[Instance] | None:
     """The operations of connected pipes, if they repeat one (``often``, if not 0); of several ways those that
-    pauses bear out."""
+    pauses bear out best. ``sure``: None where no way's pauses stand out."""
     times = times_of(job.columns, pipes)
     pauses = reactions(pipes, times)
     whole = alike_long(pipes)
@@ -179,6 +184,8 @@ def _repeated(job: Job, pipes: Sequence[Pipe], often: int = 0) -> list[Instance]
         worth = NO_CONTRAST if contrast is None else round(contrast, 2), count
         if worth > best:
             best, chosen = worth, (meanings, parts)
+    if chosen and sure and best[0] < CLEAR:
+        return None
     found = chosen[0].made(chosen[1]) if chosen else []
     enough = sum(len(i.rows) for i in found) >= MOST * sum(len(pipe.rows) for pipe in pipes)
     return found if enough else []
