@@ -91,10 +91,9 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
     seen = job.of(np.concatenate([pipe.rows for pipe in pipes]))
     sure = seen.near is None
     instances = (spoken(seen, pipes) if sure else []) or _repeated(seen, pipes, sure=sure)
-    parts = [] if instances or not sure else _by_ways(pipes)
+    parts = _by_ways(pipes) if instances == [] and sure else []
     if len(parts) < 2:
-        told = instances and at_once_answered(job.columns, job.exchanges, instances)
-        yield pipes, told
+        yield pipes, instances and at_once_answered(job.columns, job.exchanges, instances)
         return
     alike: dict[tuple[bytes, ...], list[list[Pipe]]] = {}
     for part in parts:
