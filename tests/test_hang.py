@@ -16,10 +16,10 @@ from collective_worlds import HOP, World, algorithm_of, captured, run_job
 from dpuflow.analysis import analyze
 from dpuflow.entries import build_entries
 from dpuflow.exchanges.build import build_exchanges
-from dpuflow.findings.unfinished import find_stopped
+from dpuflow.findings.unfinished import _overtaken, find_stopped
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import NEVER, Op
 from dpuflow.schema.tables import Vantage
 
 CASE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
@@ -76,3 +76,13 @@ def test_a_job_that_is_over_waits_for_nobody(waits: bool) -> None:
     case: Any = SimpleNamespace(exchanges=exchanges, instances=instances, inferred=inferred, joined=joined)
     found = list(find_stopped(case, dict.fromkeys(range(4), joined.end_ns + 10_000 * MS)))
     assert [(each.missing, each.waiting) for each in found] == ([([], [0, 1, 2, 3])] if waits else [])
+
+
+def test_what_its_sender_has_left_behind_stopped_nothing() -> None:
+    """Rank 1 sent a message of no known operation, then data of one that was finished; rank 2 sent nothing
+    after its own. What was only granted may still be waited for."""
+    exchanges = np.array(
+        [(1, 70), (2, 50), (1, 60), (2, 60), (1, NEVER)], [("src", np.uint32), ("data_ns", np.int64)]
+    )
+    done, rows = np.array([0, 1]), np.array([2, 3, 4])
+    assert _overtaken(exchanges, rows, done).tolist() == [True, False, False]

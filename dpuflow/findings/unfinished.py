@@ -108,6 +108,7 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
     numbers, starts = numbers[np.argsort(starts, kind="stable")], np.sort(starts)
     rows = lines.after(done)
     rows = rows[_first_signs(exchanges[rows]) > starts[-1]]
+    rows = rows[~_overtaken(exchanges, rows, done)]
     if not len(rows):
         return None
     rest = exchanges[rows]
@@ -131,6 +132,18 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
         absent - acted,
         frozenset(zip(pending["dst"].tolist(), pending["src"].tolist(), strict=True)),
     )
+
+
+def _overtaken(exchanges: Rows, rows: Ints, done: Ints) -> NDArray[np.bool_]:
+    """Which ``rows`` were sent before their senders sent data of ``done``, whole operations of the group.
+
+    A communicator's operations follow each other: they are a part of one that is over (retransmissions).
+    """
+    last = np.full(int(exchanges["src"].max(initial=0)) + 1, NEVER)
+    np.maximum.at(last, exchanges["src"][done], exchanges["data_ns"][done])
+    sent = exchanges["data_ns"][rows]
+    overtaken: NDArray[np.bool_] = (sent != NEVER) & (sent < last[exchanges["src"][rows]])
+    return overtaken
 
 
 def _begun(case: Case, rows: Ints, numbers: Sequence[int], lines: Lines) -> int | None:

@@ -175,7 +175,8 @@ def _sum_up(
     saved = [joins.saved(walk, known.sooner_ns) for walk in walks]
     lengths = account.lengths_ns
     low, high = np.percentile(lengths, (25, 75))
-    typical = [n for n, length in enumerate(lengths.tolist()) if low <= length <= high]
+    middle = [n for n, length in enumerate(lengths.tolist()) if low <= length <= high]
+    typical = middle or range(len(lengths))  # of two steps neither is in the middle
     total: defaultdict[Key, int] = defaultdict(int)
     for number in typical:
         for key, ns in (*sums[number].items(), *((("waited", e), ns) for e, ns in saved[number].items())):

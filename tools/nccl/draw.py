@@ -33,11 +33,15 @@ PROGRAMS = [
     "ring",
     "halo",
     "server",
+    "torch_ddp",
+    "torch_fsdp",
+    "torch_pipeline",
+    "torch_zero",
 ]
 """Programs to choose from; the common ones twice."""
 LONG = 22
 SHORT = 12
-DEEP = ("fsdp", "moe", "pipeline", "tpdp", "ring")
+DEEP = ("fsdp", "moe", "pipeline", "tpdp", "ring", "torch_ddp", "torch_fsdp", "torch_pipeline", "torch_zero")
 """Programs with many collectives a step: they get SHORT iterations."""
 
 
@@ -60,6 +64,39 @@ def draw_network(rng: random.Random, ranks: int) -> list[dict[str, Any]]:
     loss = {"kind": "loss", "node": node, "permille": rng.choice([2, 5])}
     narrow = {"kind": "rate", "node": node, "rate": rng.choice(["500mbit", "1gbit"])}
     return rng.choice([[], [], [], [], [], [], [loss], [narrow]])
+
+
+def draw_torch(rng: random.Random, ranks: int, ms: float) -> dict[str, dict[str, Any]]:
+    """Parameters of frameworks.py's programs."""
+    model = {
+        "ms": ms,
+        "layers": rng.randint(2, 6),
+        "width": rng.choice([128, 256, 384, 512]),
+        "batch": rng.choice([16, 64, 128]),
+        "fwd": round(rng.uniform(0.2, 1), 2),
+        "spread": rng.random() < 0.4,
+        "log": rng.choice([0, 1, 5]),
+    }
+    replicas = 2 if ranks >= 4 and ranks % 2 == 0 and rng.random() < 0.5 else 1
+    schedules = ["gpipe", "1f1b", "interleaved"]
+    return {
+        "torch_ddp": {
+            **model,
+            "bucket_mb": round(rng.uniform(0.2, 1.5), 2),
+            "accumulate": rng.choice([1, 1, 2, 4]),
+            "clip": rng.random() < 0.5,
+        },
+        "torch_fsdp": {**model, "replicas": replicas, "reshard": rng.random() < 0.7},
+        "torch_zero": {**model, "bucket_mb": round(rng.uniform(0.2, 1.5), 2)},
+        "torch_pipeline": {
+            **model,
+            "ms": 1,
+            "layers": rng.randint(1, 2),
+            "replicas": replicas,
+            "schedule": rng.choice(schedules),
+            "microbatches": ranks // replicas * rng.choice([1, 2]),
+        },
+    }
 
 
 def draw_params(rng: random.Random, ranks: int) -> dict[str, dict[str, Any]]:
@@ -119,6 +156,7 @@ def draw_params(rng: random.Random, ranks: int) -> dict[str, dict[str, Any]]:
         "ring": {"ms": ms, "size": draw_size(rng, 15, 19), "hop_ms": round(rng.uniform(0.3, 1), 2)},
         "halo": {"ms": ms, "size": draw_size(rng, 12, 18), "every": rng.randint(1, 4)},
         "server": {"ms": ms, "size": draw_size(rng, 14, 18)},
+        **draw_torch(rng, ranks, ms),
     }
 
 
@@ -143,7 +181,7 @@ def draw_job(rng: random.Random, name: str, seed: int) -> dict[str, Any]:
         "offloads": rng.random() < 0.5,
         "mode": rng.choice(["gpu", "gpu", "gpu", "host"]),
         "network": draw_network(rng, ranks),
-        "limit_s": 15,
+        "limit_s": 25 if program.startswith("torch") else 15,
     }
 
 

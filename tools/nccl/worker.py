@@ -19,12 +19,15 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from programs import PROGRAMS, Rank
+import frameworks
+import programs
+from programs import Rank
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 INTERFACE = "e0"
+PROGRAMS = {**programs.PROGRAMS, **frameworks.PROGRAMS}
 STAMPS = 200_000
 """Stamps that a job may have; each call has three."""
 CALIBRATIONS = 300
@@ -183,6 +186,8 @@ class Library:
         return made
 
     def members(self, group: Any) -> list[int]:
+        if isinstance(group, list):
+            return group
         return list(range(self.size)) if group is None else self.made[id(group)]
 
     def when_done(self, work: Any, done: Callable[..., None]) -> Any:
