@@ -198,38 +198,69 @@ FEWEST: Final = 3
 
 
 def rounds_of(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
-    """The rounds among ``rows`` of one communicator, and the rows that are in none.
+    """The rounds among ``rows`` of one communicator, each a message, and the rows that are in none."""
+    streams, none = edge_streams(job.exchanges, rows), np.full(len(rows), NEVER)
+    lanes = [
+        Transfers(
+            edge,
+            list(lane[:, None]),
+            job.columns.starts[lane],
+            job.columns.arrivals[lane],
+            job.exchanges["bytes"][lane].astype(np.int64),
+            np.ones(len(lane), np.bool_),
+            none[: len(lane)],
+            True,
+        )
+        for edge, lane in streams.left()
+    ]
+    found, _ = rounds(job, lanes)
+    taken = np.concatenate([rows[:0], *(instance.rows for instance in found)])
+    return found, np.setdiff1d(rows, taken)
 
-    Of all with all, or of a ring, a grid, any neighbours: as many messages on each edge in every round, no
+
+def rounds(job: Job, lanes: Sequence[Transfers]) -> tuple[list[Instance], list[Transfers]]:
+    """The rounds that connected ``lanes`` carry, where there is one an edge, and what is left of them.
+
+    Of all with all, or of a ring, a grid, any neighbours: as many transfers on each edge in every round, no
     rank begins one before it is through with the one before, and most are seen to send before they get. That
     tells a round from a pipeline's transfers, whose stages wait for what comes; who never is may be late as a
     rule.
     """
-    streams = edge_streams(job.exchanges, rows)
-    lanes = [each for _, each in streams.left()]
-    src, dst = np.array(streams.edges).T
+    if len({each.edge for each in lanes}) < len(lanes):
+        return [], list(lanes)
+    src, dst = np.array([each.edge for each in lanes]).T
     ends = job.ordered([*src.tolist(), *dst.tolist()])
     everyone = len(lanes) == len(ends) * (len(ends) - 1)
-    count = min(map(len, lanes))
-    per = [round(len(lane) / count) for lane in lanes]
+    count = min(len(lane.rows) for lane in lanes)
+    per = [round(len(lane.rows) / count) for lane in lanes]
     # The captures' ends may cut a round or two.
-    cut = any(count * some < MOST * len(lane) for some, lane in zip(per, lanes, strict=True))
+    cut = any(count * some < MOST * len(lane.rows) for some, lane in zip(per, lanes, strict=True))
     if len(ends) < FEWEST or cut or (everyone and max(per) > 1) or set(src.tolist()) != set(dst.tolist()):
-        return [], rows
-    count = min(len(lane) // some for some, lane in zip(per, lanes, strict=True))
-    parts = [lane[: count * some].reshape(count, some) for some, lane in zip(per, lanes, strict=True)]
-    rounds = np.concatenate(parts, axis=1)
-    starts, arrivals = job.columns.starts[rounds], job.columns.arrivals[rounds]
+        return [], list(lanes)
+    count = min(len(lane.rows) // some for some, lane in zip(per, lanes, strict=True))
+    parts = [lane.part(0, count * some) for some, lane in zip(per, lanes, strict=True)]
+    starts, arrivals = (
+        np.concatenate([times.reshape(count, -1) for times in each], axis=1)
+        for each in ([part.start_ns for part in parts], [part.end_ns for part in parts])
+    )
     sent, got = ([np.repeat(of == end, per) for end in ends] for of in (src, dst))
     if not count or not _are_apart(starts, arrivals, sent, got, everyone):
-        return [], rows
+        return [], list(lanes)
     op, algorithm = (Op.ALL_TO_ALL, _LINEAR) if everyone else (Op.UNKNOWN, None)
-    view = InstanceView(free=frozenset(() if everyone else range(len(ends))))
-    found = [
-        Instance(each[np.argsort(when, kind="stable")], op, list(ends), algorithm, confidence=0.9, view=view)
-        for each, when in zip(rounds, starts, strict=True)
-    ]
-    return found, np.setdiff1d(rows, rounds)
+    view = InstanceView(job.near, free=frozenset(() if everyone else range(len(ends))))
+    found = []
+    for turn in range(count):
+        every = [
+            part.rows[turn * some + k] for part, some in zip(parts, per, strict=True) for k in range(some)
+        ]
+        rows = np.concatenate(every)
+        rows = rows[np.argsort(job.columns.starts[rows], kind="stable")]
+        whole = all(
+            part.whole[turn * some : (turn + 1) * some].all() for part, some in zip(parts, per, strict=True)
+        )
+        found.append(Instance(rows, op, list(ends), algorithm, confidence=0.9, complete=whole, view=view))
+    rest = [lane.part(count * some, len(lane.rows)) for some, lane in zip(per, lanes, strict=True)]
+    return found, [each for each in rest if each.rows]
 
 
 def _are_apart(

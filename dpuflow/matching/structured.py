@@ -22,7 +22,7 @@ import numpy as np
 
 from dpuflow.arrays.components import connected, in_a_row, least_connected
 from dpuflow.arrays.ordering import classes, numbered, order_within, spans
-from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call
+from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call, rounds
 from dpuflow.matching.credited import connections_of, credited_instances
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.matching.parts import UNITS, Parts, Sending, by_message, common_cuts, lines_of, transfers_of
@@ -32,7 +32,7 @@ from dpuflow.schedules.graph import dependencies
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from dpuflow.arrays import Ints
     from dpuflow.matching.model import Job
@@ -220,8 +220,7 @@ def p2p_instances(job: Job, rows: Ints, announced: Ints) -> tuple[list[Instance]
     calls, left = _told_apart(job, every, by)
     for members in calls:
         found += [all_to_all(job, members, turn) for turn in range(len(members[0].rows))]
-    for each in left:
-        found += _sent(job, each, handed=_may_hand_over(each.edge, len(by[each.edge]), job.nodes))
+    found += _sends(job, left, lambda edge: _may_hand_over(edge, len(by[edge]), job.nodes))
     return found, np.setdiff1d(rows, np.concatenate([lane.rows for lanes in by.values() for lane in lanes]))
 
 
@@ -257,7 +256,7 @@ def single_sends(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> list[Instance]
     by: dict[Edge, list[Parts]] = {}
     for edge, part in _unannounced(job, lines):
         by.setdefault(edge, []).append(part)
-    return [instance for each in _transfers(by) for instance in _sent(job, each, handed=False)]
+    return _sends(job, _transfers(by), lambda _: False)
 
 
 def _unannounced(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> Iterator[tuple[Edge, Parts]]:
@@ -363,6 +362,17 @@ def _single(together: Sequence[Transfers], by: Mapping[Edge, Sequence[Parts]]) -
         return []
     found = [each for edge in edges if (each := by_message(by[edge])) is not None]
     return found if len(found) == len(edges) else []
+
+
+def _sends(job: Job, every: Sequence[Transfers], handed: Callable[[Edge], bool]) -> list[Instance]:
+    """Rounds among neighbours, and the other transfers each by itself; ``handed``: as of ``_sent``."""
+    found: list[Instance] = []
+    for together in connected(every, attrgetter("edge")):
+        exchanged, left = rounds(job, together)
+        found += exchanged
+        for each in left:
+            found += _sent(job, each, handed=handed(each.edge))
+    return found
 
 
 def _sent(job: Job, each: Transfers, *, handed: bool) -> list[Instance]:
