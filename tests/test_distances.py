@@ -81,6 +81,26 @@ def test_every_rank_tells_all(ranks: int, far_first: bool) -> None:
     assert found.algorithm.starters(ranks, 0) == {members.index(2)}
 
 
+@pytest.mark.parametrize("ranks", [5, 6, 9, 13])
+@pytest.mark.parametrize("seen", ["all", "one"])
+def test_channels_with_blocks_of_their_own_share_messages_differently(ranks: int, seen: str) -> None:
+    """Blocks of a reduce_scatter that do not divide evenly over two channels: of the larger ones fewer share
+    a message, and gaps differ."""
+    made, none = [], np.zeros((1, 1), np.uint32)
+    for block, share in ((32800, 1), (30136, 2)):
+        for distance, blocks in sorted(pat_dimensions(ranks, share).items()):
+            at = np.array([[100 * distance]])
+            made += [
+                Lane(src, (src + distance) % ranks, STEP_SLOT, np.array([block * blocks]), at, at + 50, none)
+                for src in range(ranks)
+                if seen == "all" or 2 in (src, (src + distance) % ranks)
+            ]
+    found = pat_of(view(made, set(range(ranks)) if seen == "all" else {2}))
+    assert found is not None
+    assert (found.op, found.size) == (Op.REDUCE_SCATTER, 62936 * ranks)
+    assert seen == "all" or found.among == ranks
+
+
 def test_no_pat() -> None:
     made = lanes(6, 2, far_first=True)
     members = sorted({end for lane in made for end in lane[:2]})

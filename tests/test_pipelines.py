@@ -146,6 +146,16 @@ def test_rings_that_are_pipelines(sends: dict[tuple[int, int], int], chain: list
     assert sorted((pipelines._opened(sends), pipelines._opened(sends)[::-1]))[0] == chain
 
 
+def test_what_is_sent_once_beside_hides_no_step() -> None:
+    """PyTorch's stages tell each other shapes at first: the pipeline is never as empty again."""
+    steps = 1000 * np.arange(8)[:, None]
+    sent, back = (steps + np.arange(0, 40, 10)).ravel(), (steps + np.arange(25, 65, 10)).ravel()
+    arrived = np.r_[-100, back]
+    forward = SimpleNamespace(sent_ns=np.r_[-90, -80, -70, sent])
+    backward = SimpleNamespace(arrived_ns=arrived, rows=arrived)
+    assert pipelines._flushes(forward, backward).tolist() == back[3::4].tolist()
+
+
 def test_two_inputs_before_the_first_answer_are_one_forward_one_backward() -> None:
     """Of four microbatches: the stage before the last one runs one ahead; GPipe's last stage has all four."""
 

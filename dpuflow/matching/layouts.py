@@ -107,25 +107,25 @@ def pat_of(view: View) -> Layout | None:
     own = [end for end in view.members if view.is_captured(end)]
     if not own or not all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes):
         return None
-    carried: Carried = Counter()
-    for lane in view.lanes:
-        carried[lane[:2]] += int(lane.sizes.sum())
-    back = Counter({(dst, src): size for (src, dst), size in carried.items()})
     ranks = len(view.members) if view.whole else view.among
-    told = set.intersection(*(_blocks(way, rank, ranks) for rank in own for way in (carried, back)))
-    if not view.whole:
-        told = {each for each in told if all(_meets(carried, rank, *each) for rank in own)}
-    if len(told) != 1:
+    parts = [_carried(lanes) for lanes in _by_block(view.lanes)]
+    told = [_told(view, own, carried, ranks) for carried in parts]
+    alike = set.intersection(*({each.ranks for each in every} for every in told))
+    blocks = [each for every in told for each in every if each.ranks in alike]
+    if len(alike) != 1 or len(blocks) != len(parts):
         return None
-    ((n, block, share),) = told
+    n, block, share = blocks[0].ranks, sum(each.size for each in blocks), max(each.share for each in blocks)
     if view.whole:
-        return _pat_of_all(view, carried, block, share)
+        return _pat_of_all(view, _carried(view.lanes), blocks)
     if len(view.members) > n or n < 3:
         return None
     ops = BOTH if n == len(pat_dimensions(n)) + 1 else (BOTH[not _far_first(view, own)],)
     ops = ops if share == 1 else BOTH[1:]
     place = {end: number for number, end in enumerate(view.members)}
-    edges = sorted((place[src], place[dst], size // block) for (src, dst), size in carried.items())
+    shared = next(number for number, each in enumerate(blocks) if each.share == share)
+    edges = sorted(
+        (place[src], place[dst], size // blocks[shared].size) for (src, dst), size in parts[shared].items()
+    )
     return Layout(
         ops[0],
         seen_pat(ops[0], tuple(edges), frozenset(place[end] for end in own)),
@@ -137,9 +137,45 @@ def pat_of(view: View) -> Layout | None:
     )
 
 
-def _pat_of_all(view: View, carried: Carried, block: int, share: int) -> Layout | None:
+class _Blocks(NamedTuple):
+    """PAT on some channels: of how many ranks, bytes of a block, and how many share a message."""
+
+    ranks: int
+    size: int
+    share: int
+
+
+def _by_block(lanes: Sequence[Lane]) -> list[list[Lane]]:
+    """Lanes by channels whose blocks have as many bytes: of smaller ones more may share a message.
+
+    Between ranks that are furthest apart goes one block, on each channel.
+    """
+    carried = _carried(lanes)
+    least = min(carried, key=carried.__getitem__)
+    units = {int(lane.sizes.sum()) for lane in lanes if lane[:2] == least}
+    of = [[unit for unit in units if unit and int(lane.sizes.sum()) % unit == 0] for lane in lanes]
+    if any(len(fits) != 1 for fits in of):
+        return [list(lanes)]
+    return [[lane for lane, fits in zip(lanes, of, strict=True) if fits == [unit]] for unit in sorted(units)]
+
+
+def _carried(lanes: Sequence[Lane]) -> Carried:
+    carried: Carried = Counter()
+    for lane in lanes:
+        carried[lane[:2]] += int(lane.sizes.sum())
+    return carried
+
+
+def _told(view: View, own: Sequence[int], carried: Carried, ranks: int) -> set[_Blocks]:
+    """What captured ranks, ``own``, may all have passed on; ``ranks``: as of ``_blocks``."""
+    back = Counter({(dst, src): size for (src, dst), size in carried.items()})
+    told = set.intersection(*(_blocks(way, rank, ranks) for rank in own for way in (carried, back)))
+    return {each for each in told if view.whole or all(_meets(carried, rank, each) for rank in own)}
+
+
+def _pat_of_all(view: View, carried: Carried, blocks: Sequence[_Blocks]) -> Layout | None:
     """The same with the order of the ranks, where all of it was seen."""
-    n = len(view.members)
+    n, block, share = len(view.members), sum(each.size for each in blocks), max(each.share for each in blocks)
     ops = BOTH if share == 1 else BOTH[1:]
     orders = [view.members]
     around = _around(carried, view.members)
@@ -147,7 +183,7 @@ def _pat_of_all(view: View, carried: Carried, block: int, share: int) -> Layout 
         # Numbered otherwise: the other way round all_gather looks like reduce_scatter, but sends far first.
         orders += [around, around[::-1]]
     for order in orders:
-        fits = [op for op in ops if carried == _passed(pat(op, n, share), order, block)]
+        fits = [op for op in ops if carried == _passed(op, order, blocks)]
         first = BOTH[not _far_first(view, order)] if len(fits) == 1 else None
         if len(fits) == 2 or (fits and order is view.members) or first in fits:
             size = block if fits[0] == Op.ALL_GATHER else block * n
@@ -155,25 +191,26 @@ def _pat_of_all(view: View, carried: Carried, block: int, share: int) -> Layout 
     return None
 
 
-def _blocks(carried: Carried, rank: int, ranks: int) -> set[tuple[int, int, int]]:
-    """Of how many ranks (``ranks``, if not 0), bytes of a block, and blocks that share a message what a rank
-    sends may be; of several with the same bytes the one whose messages have the fewest blocks."""
+def _blocks(carried: Carried, rank: int, ranks: int) -> set[_Blocks]:
+    """What a rank sends may be (of ``ranks``, if not 0); of several with the same bytes the one whose
+    messages have the fewest blocks."""
     sizes = sorted(size for (own, _), size in carried.items() if own == rank)
     if not sizes or not sizes[0] or any(size % sizes[0] for size in sizes):
         return set()
     counts = [size // sizes[0] for size in sizes]
     most = 1 << len(counts)  # peers at distances 1, 2, 4, ... below the number of ranks
-    found: dict[int, tuple[int, int, int]] = {}
+    found: dict[int, _Blocks] = {}
     for n in (ranks,) if ranks else range(most // 2 + 1, most + 1):
         for share in (1 << k for k in range(len(counts))):
             if counts == sorted(pat_dimensions(n, share).values()):
-                found.setdefault(n, (n, sizes[0], share))
+                found.setdefault(n, _Blocks(n, sizes[0], share))
     return set(found.values())
 
 
-def _meets(carried: Carried, rank: int, n: int, block: int, share: int) -> bool:
-    """Whether as many peers as there would be among ``n`` ranks get from a rank and send to it, and as much:
-    one so far on and another so far back are the same where both distances make up ``n``."""
+def _meets(carried: Carried, rank: int, each: _Blocks) -> bool:
+    """Whether as many peers as there would be among that many ranks get from a rank and send to it, and as
+    much: one so far on and another so far back are the same where both distances make up the ranks."""
+    n, block, share = each
     blocks = pat_dimensions(n, share)
     should = sorted((size, blocks[n - far]) for far, size in blocks.items() if n - far in blocks)
     gets = {dst: size // block for (src, dst), size in carried.items() if src == rank}
@@ -181,12 +218,13 @@ def _meets(carried: Carried, rank: int, n: int, block: int, share: int) -> bool:
     return sorted((gets[end], sends[end]) for end in gets.keys() & sends.keys()) == should
 
 
-def _passed(algorithm: Algorithm, order: list[int], block: int) -> Carried:
-    """Bytes that each pair carries, where each rank has a block of so many."""
-    size = block if algorithm.op == Op.ALL_GATHER else block * len(order)
+def _passed(op: Op, order: list[int], blocks: Sequence[_Blocks]) -> Carried:
+    """Bytes that each pair carries."""
     found: Carried = Counter()
-    for send in algorithm.sends(len(order), size, 0):
-        found[order[send.src], order[send.dst]] += round(send.size)
+    for each in blocks:
+        size = each.size if op == Op.ALL_GATHER else each.size * len(order)
+        for send in pat(op, len(order), each.share).sends(len(order), size, 0):
+            found[order[send.src], order[send.dst]] += round(send.size)
     return found
 
 

@@ -293,12 +293,18 @@ def _lead(end: int, inner: int, edges: dict[tuple[int, int], _Edge]) -> float:
 
 
 def _flushes(forward: _Edge | None, backward: _Edge | None) -> Ints:
-    """When all that the first stage had sent was answered: the pipeline is empty, a step has ended."""
+    """When all that the first stage had sent was answered: the pipeline is empty, a step has ended.
+
+    What is sent once beside (PyTorch's stages tell each other shapes) or was not captured shifts the count:
+    as empty as it is again and again.
+    """
     if forward is None or backward is None:
         return np.zeros(0, np.int64)
     out = np.arange(1, len(backward.rows) + 1)
     waiting = np.searchsorted(forward.sent_ns, backward.arrived_ns, "right") - out
-    return np.asarray(backward.arrived_ns[waiting == waiting.min()], np.int64)
+    level, times = np.unique(waiting, return_counts=True)
+    empty = level[times >= REPEATS].min(initial=waiting.max())
+    return np.asarray(backward.arrived_ns[waiting == empty], np.int64)
 
 
 def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:

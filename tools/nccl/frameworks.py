@@ -168,7 +168,7 @@ def p_torch_fsdp(r: Rank, p: Params) -> None:
 
 
 def p_torch_zero(r: Rank, p: Params) -> None:
-    """ZeRO's first stage: gradients reduced by DistributedDataParallel, weights broadcast by who updated them."""
+    """ZeRO's first stage: gradients reduced by DistributedDataParallel, weights broadcast by their owners."""
     torch, dist = r.lib.torch, r.lib.dist
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
