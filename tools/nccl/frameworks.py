@@ -169,7 +169,7 @@ def p_torch_fsdp(r: Rank, p: Params) -> None:
 
 def p_torch_zero(r: Rank, p: Params) -> None:
     """ZeRO's first stage: gradients reduced by DistributedDataParallel, weights broadcast by their owners."""
-    torch, dist = r.lib.torch, r.lib.dist
+    torch = r.lib.torch
     from torch.distributed.optim import ZeroRedundancyOptimizer
 
     stamped = Stamped(r, p, p["layers"])
@@ -202,7 +202,9 @@ def p_torch_pipeline(r: Rank, p: Params) -> None:
     stamped = Stamped(r, p, p["layers"] * p["microbatches"] * chunks)
     models = [layers(stamped, p, p["layers"], mine + k * stages) for k in range(chunks)]
     built = [
-        pipelining.PipelineStage(model, mine + k * stages, stages * chunks, torch.device(r.lib.device), group=pipe)
+        pipelining.PipelineStage(
+            model, mine + k * stages, stages * chunks, torch.device(r.lib.device), group=pipe
+        )
         for k, model in enumerate(models)
     ]
 
