@@ -235,6 +235,15 @@ def test_all_clear_tells_single_incidents() -> None:
     )
 
 
+def test_where_most_are_not_judged_that_comes_first() -> None:
+    result = nobody_late()
+    for row in result.lateness[:-1]:
+        row.verdict = "unknown"
+    text = " ".join(line.strip() for line in text_lines(result))
+    assert text.startswith("MOST COULD NOT BE JUDGED (rank 0, rank 1 and rank 2): none of their")
+    assert " Nobody else was seen late by its own doing." in text
+
+
 def test_who_may_have_been_kept_by_the_network_is_not_called_late() -> None:
     result = one_late()
     for row in result.lateness:

@@ -418,6 +418,8 @@ def _beside(lane: Parts, base: Parts) -> Ints | None:
         # A channel that waits for an ACK that was lost falls behind the others by as much as slots hold.
         if (lane.lossy or base.lossy) and 2 * (over >= 0).sum() > len(over):
             return turn
+        if _one_call(lane, base):
+            return turn
     else:
         later = np.searchsorted(base.start_ns, lane.start_ns)
         tries = np.stack([np.clip(later + k, 0, len(base.start_ns) - 1) for k in (-1, 0)])
@@ -427,6 +429,16 @@ def _beside(lane: Parts, base: Parts) -> Ints | None:
         if (np.diff(turn) <= 0).any():
             return None
     return turn if (over >= 0).mean() >= MOST else None
+
+
+def _one_call(lane: Parts, base: Parts) -> bool:
+    """Whether the parts of both lanes with the same number follow each other sooner than the next ones follow
+    them. A transfer's parts are about as large (src/enqueue.cc addP2pToPlan); a proxy that serves several
+    connections sends one part after the other, and they need not overlap."""
+    first, last = np.minimum(lane.start_ns, base.start_ns), np.maximum(lane.start_ns, base.start_ns)
+    alike = np.maximum(lane.size, base.size) <= TWICE * np.minimum(lane.size, base.size)
+    together = alike[:-1] & (last[:-1] - first[:-1] < first[1:] - last[:-1])
+    return len(together) >= FEW and bool(together.mean() >= MOST)
 
 
 def _overlap(lane: Parts, base: Parts, turn: Ints) -> Ints:

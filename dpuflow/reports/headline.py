@@ -135,15 +135,15 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         if once:
             one = len(blind) == 1
             times = [f"{'it' if one else names.short(end)} was late {each}" for end, each in once.items()]
-            return (
-                f"NOBODY SEEN LATE by its own doing{beyond}, but {who} could not be judged:"
-                f" {listed(times)}; too little was captured to tell whether that recurs."
-                f"{_add_captures(result)}"
-            ), "warn"
-        return (
-            f"NOBODY SEEN LATE by its own doing{beyond}, but {who} could not be judged:"
-            f" {_why_blind(result, blind, names)}.{waited}{_add_captures(result)}"
-        ), "warn"
+            waited, reason = "", f"{listed(times)}; too little was captured to tell whether that recurs"
+        else:
+            reason = _why_blind(result, blind, names)
+        add = _add_captures(result)
+        if 2 * len(blind) > len(result.lateness):
+            others = f"Nobody else was seen late by its own doing{beyond}."
+            return f"MOST COULD NOT BE JUDGED ({who}): {reason}.{waited} {others}{add}", "warn"
+        but = f"but {who} could not be judged: {reason}.{waited}"
+        return f"NOBODY SEEN LATE by its own doing{beyond}, {but}{add}", "warn"
     hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
     if hidden >= CRITICAL_SHARE:
         return (
