@@ -36,6 +36,8 @@ TRACES = Path(__file__).parents[1] / "traces"
             },
             "10.88.0.1",
         ),
+        # Sends among neighbours are rounds: each rank waits for what its neighbours sent in the one before.
+        ("nccl-halo-n8", {("unknown", "unknown", None): 22, ("all_reduce", "tree", 8): 7}, "10.88.0.3"),
         # Hosts launch when their GPUs are done: messages wait for credits, and credits tell who came late.
         (
             "nccl-host-n2",
@@ -104,3 +106,13 @@ def test_what_a_connection_goes_on_with_takes_always_as_long() -> None:
     found = _goes_on(came, np.maximum(left, came.max() + 1), np.eye(2, dtype=bool))
     assert found is not None
     assert found.tolist() == [0, 1]
+
+
+def test_steps_of_a_pipeline_whose_stages_first_tell_each_other_shapes() -> None:
+    """PyTorch's set-up messages go one way more often: the pipeline is never as empty again."""
+    files = sorted((TRACES / "nccl-pipeline-n3").glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    (pipeline,) = result.pipelines
+    assert (pipeline.stages, pipeline.schedule, pipeline.microbatches) == ([0, 1, 2], "1f1b", 6)
+    assert pipeline.forward_ns[1] == pytest.approx(1.6e6, rel=0.1)
+    assert not {row.verdict for row in result.lateness} & {"late", "intermittent"}  # ends have no peers

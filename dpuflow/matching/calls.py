@@ -199,21 +199,7 @@ FEWEST: Final = 3
 
 def rounds_of(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     """The rounds among ``rows`` of one communicator, each a message, and the rows that are in none."""
-    streams, none = edge_streams(job.exchanges, rows), np.full(len(rows), NEVER)
-    lanes = [
-        Transfers(
-            edge,
-            list(lane[:, None]),
-            job.columns.starts[lane],
-            job.columns.arrivals[lane],
-            job.exchanges["bytes"][lane].astype(np.int64),
-            np.ones(len(lane), np.bool_),
-            none[: len(lane)],
-            True,
-        )
-        for edge, lane in streams.left()
-    ]
-    found, _ = rounds(job, lanes)
+    found, _ = rounds(job, _transfers(job, rows))
     taken = np.concatenate([rows[:0], *(instance.rows for instance in found)])
     return found, np.setdiff1d(rows, taken)
 
@@ -292,7 +278,7 @@ def put_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     if not len(put):
         return [], rows
     found: list[Instance] = []
-    for together in connected(_transfers(exchanges, put), attrgetter("edge")):
+    for together in connected(_transfers(job, put), attrgetter("edge")):
         members, _ = even(together)
         if in_turns(members, job.near):
             found += [_made(job, members, turn) for turn in range(len(members[0].rows))]
@@ -300,14 +286,15 @@ def put_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
     return found, np.setdiff1d(rows, taken, assume_unique=True)
 
 
-def _transfers(exchanges: Rows, rows: Ints) -> list[Transfers]:
-    """Puts by (sender, receiver), in order."""
+def _transfers(job: Job, rows: Ints) -> list[Transfers]:
+    """Messages by (sender, receiver), in order, each a transfer."""
+    exchanges, (_, starts, arrivals, _) = job.exchanges, job.columns
     return [
         Transfers(
             edge,
             list(mine[:, None]),
-            exchanges["data_ns"][mine],
-            exchanges["arrived_end_ns"][mine],
+            starts[mine],
+            arrivals[mine],
             exchanges["bytes"][mine].astype(np.int64),
             (exchanges["flags"][mine] & _CUT) == 0,
             np.full(len(mine), NEVER),
