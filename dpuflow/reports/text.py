@@ -141,7 +141,7 @@ def _inferred(result: Analysis) -> list[str]:
     phrases = [count(kinds.total(), "collective")]
     if kinds:
         phrases[0] += f" in {count(len(result.groups), 'group')}{_kinds(result)}: " + listed([
-            f"{number:,} {op}"
+            f"{number:,} {'unidentified' if op == 'unknown' else op}"
             + (f" of {size(nbytes)}" if nbytes else "")
             + ("" if algorithm == "unknown" else f" ({algorithm})")
             for (op, algorithm, nbytes), number in kinds.most_common()
