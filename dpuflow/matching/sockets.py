@@ -36,7 +36,7 @@ from dpuflow.matching.credited import Pipe, connections_of, joined
 from dpuflow.matching.meanings import Meanings, Part, contrast_of
 from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import CLEAR, NO_CONTRAST
-from dpuflow.matching.structured import at_once_answered, may_be_sends, single_sends, uneven_calls
+from dpuflow.matching.structured import may_be_sends, single_sends, uneven_calls, without_answers
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
@@ -93,7 +93,7 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
     instances = (spoken(seen, pipes) if sure else []) or _repeated(seen, pipes, sure=sure)
     parts = _by_ways(pipes) if instances == [] and sure else []
     if len(parts) < 2:
-        yield pipes, instances and at_once_answered(job.columns, job.exchanges, instances)
+        yield pipes, instances and without_answers(job.columns, job.exchanges, instances)
         return
     alike: dict[tuple[bytes, ...], list[list[Pipe]]] = {}
     for part in parts:

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -121,11 +121,12 @@ def answered(columns: Columns, exchanges: Rows, instance: Instance) -> dict[int,
     return found
 
 
-def at_once_answered(columns: Columns, exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
-    """``instances`` of two ranks, where one answers the other at once, of which nothing is dated then.
+def without_answers(columns: Columns, exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
+    """``instances`` of two ranks, where one of them may answer the other, of which nothing is dated then.
 
     Where neither needs the other's messages both would send when they come. Who nearly always sends as soon
-    as it has got something, long before it would go on, may hand on a sum: a tree of two looks like that.
+    as it has got something, long before it would go on, may hand on a sum: a tree of two looks like that. Who
+    comes as long after that as ever, however long after its own last act, works on what it got.
     """
     if len(instances) < TWICE or any(i.algorithm is None or _is_evident(i) for i in instances):
         return list(instances)
@@ -136,14 +137,36 @@ def at_once_answered(columns: Columns, exchanges: Rows, instances: Sequence[Inst
     )
     answers = [answered(columns, exchanges, instance) for instance in order]
     for rank in order[0].order:
-        gaps = [each[rank] for each in answers if each.get(rank)]
-        if len(gaps) >= MOST * len(order) and np.median(gaps) <= RARE * np.median(begin[1:] - end[:-1]):
+        gaps = np.array([each.get(rank, 0) for each in answers])
+        if np.count_nonzero(gaps) < MOST * len(order):
+            continue
+        told = gaps[1:] > 0
+        ways = [exchanges["src"][i.rows] == rank for i in order]
+        sent = np.array(
+            [int(columns.starts[i.rows[out]].min(initial=_FAR)) for i, out in zip(order, ways, strict=True)]
+        )
+        came = np.array(
+            [
+                int(columns.arrivals[i.rows[~out]].max(initial=NEVER))
+                for i, out in zip(order, ways, strict=True)
+            ]
+        )
+        at_once = np.median(gaps[gaps > 0]) <= RARE * np.median(begin[1:] - end[:-1])
+        if at_once or TWICE * _scatter((sent - came)[1:][told]) < _scatter((sent[1:] - end[:-1])[told]):
             return [
                 replace(i, alike=(*i.alike, Op.ALL_REDUCE),
                         view=replace(i.view, blind=i.view.blind | {i.order.index(rank)}))
                 for i in instances
             ]  # fmt: skip
     return list(instances)
+
+
+_FAR: Final = np.iinfo(np.int64).max
+
+
+def _scatter(values: Ints) -> float:
+    """Median distance from the median."""
+    return float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
 
 
 def _channels(exchanges: Rows, dealt: Ints, at: Ints, end: Ints) -> list[Streams]:
