@@ -284,9 +284,9 @@ def _beside(acts: _Acts, others: Sequence[_Acts]) -> _Beside:
 def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compared:
     """By how much the stage worked longer for each act.
 
-    Where stages may differ by design only what is beyond that is late, or what is longer than the stage works
-    as a rule, both by itself and beside its peers: of a single peer nobody knows how far apart they may be
-    (``alone``; None: beside replicas).
+    Where stages may differ by design only a stage that as a rule takes longer than that explains is late, or
+    what is longer than it works as a rule, both by itself and beside its peers: of a single peer nobody knows
+    how far apart they may be (``alone``; None: beside replicas).
     """
     own, beyond, noise, design = told.own_ns, told.beyond_ns, SIGMAS * sigma, 0.0
     amount = np.where(beyond > noise, beyond, 0)
@@ -295,7 +295,7 @@ def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compa
         design = np.inf if alone else max(SIGMAS * float(np.ptp(told.peers)), unequal)
         past = np.minimum(own - np.median(own), beyond - np.median(beyond))
         again = np.where(past > max(noise, unequal), past, 0)
-        amount = np.where(beyond > design, amount, again)
+        amount = amount if np.median(beyond) > design else again
     count, share = len(acts.rows), acts.share[told.known]
     excess, amounts = np.full(count, NEVER), np.zeros(count, np.int64)
     if told.peers:
