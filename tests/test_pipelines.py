@@ -295,7 +295,7 @@ def test_every_stage_has_a_row(shared: Path) -> None:
 
 
 def test_a_stage_at_the_edge_of_what_a_design_explains_is_held_to_itself() -> None:
-    """Peers differ by 0.2 ms, a design may explain 0.6: who takes 0.5 longer as a rule, and now and then 0.65,
+    """Peers differ by 0.2 ms, a design may explain 0.6: who takes 0.5 longer as a rule, 0.65 now and then,
     is not late by all of that."""
     beyond = np.tile([450_000.0, 500_000.0, 550_000.0, 650_000.0], 8)
     acts = SimpleNamespace(rows=np.arange(32), share=np.ones(32))
