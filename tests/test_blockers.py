@@ -83,6 +83,23 @@ def test_what_came_later_than_any_hand_over_had_not_waited_for_its_credit() -> N
     assert not in_doubt(110.0).any()
 
 
+@pytest.mark.parametrize(
+    ("after_us", "late_us", "doubt"), [(30, 300, True), (80, 300, False), (30, 100, False)]
+)
+def test_who_is_much_later_than_all_right_after_its_credit_waited_for_it(
+    after_us: int, late_us: int, doubt: bool
+) -> None:
+    """Reactions take 10 us, the worst 50. A receiver that comes late allows all its slots at once, and the
+    sender takes longer than usual to go on: then it was not late by itself as often as that."""
+    enter = [[1000 * k, 1000 * k + late_us, 1000 * k] for k in range(12)]
+    entries = ranks_of(enter, [[1000 * k + 400] * 3 for k in range(12)])
+    since = np.where(entries.collective > 0, 1000 * US * (entries.collective - 1) + 400 * US, NEVER)
+    credit = np.where(entries.endpoint == 1, after_us * US, 500 * US)
+    world = scene(replace(entries, since_ns=since, credit_ns=credit), [100], [105], None)
+    law = world.law._replace(most_ns=np.full(len(since), 10.0 * US), worst_ns=np.full(len(since), 50.0 * US))
+    assert credited(replace(world, law=law)).rows[entries.endpoint == 1][1:].all() == doubt
+
+
 def test_what_follows_other_data_at_once_is_no_first_message_once_packets_are_missing() -> None:
     """Rank 1 acts 5 us after an input, then long after the next one; rank 2 never lost anything."""
     entries = ranks_of([[90, 125, 90], [400, 500, 400]], [[130, 130, 130], [510, 510, 510]])

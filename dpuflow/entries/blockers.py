@@ -157,6 +157,12 @@ def credited(scene: Scene) -> Credited:
     with np.errstate(invalid="ignore"):
         # A packet may be stamped when it has left; on a slow link that takes longer than the host needs.
         prompt = gated & (entries.credit_ns <= scene.prompt_ns + scene.packet_ns + scene.way_ns)
+        # Much later than the first of all, and yet that soon after its credit, it would be by accident.
+        first = np.minimum.reduceat(
+            np.where(entries.enter_ns == NEVER, FAR, entries.enter_ns), entries.offsets[:-1]
+        )
+        late = entries.enter_ns - first[entries.collective] > FAR_BEYOND * law.worst_ns
+        prompt |= gated & late & (entries.credit_ns <= law.worst_ns)
     known, worked = entries.since_ns != NEVER, _since_ns(entries)
     room = worked - entries.credit_ns  # from leaving its last collective to the credit
     # Where no reaction was ever seen (messages that stream), that is all there is to go by: but for what came
