@@ -266,15 +266,21 @@ from dpuflow.store.segments import segment_name
 tables = ingest([sys.argv[1]], "node0")
 draw = random.Random(1)
 for k in range(200):
+    told, tell = os.pipe()
     child = os.fork()
     if child == 0:
         for n in range(1000):
+            os.write(tell, b".")
             at = 1_000_000 * k + n
             save_tables(tables, os.path.join(sys.argv[2], segment_name("node0", at, at + 1)), durable=True)
         os._exit(0)
+    for _ in range(draw.randrange(1, 4)):  # in its first, second or third write, however slow the machine
+        os.read(told, 1)
     time.sleep(draw.uniform(0, 0.03))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    os.close(told)
+    os.close(tell)
     print(k)
 """
 
