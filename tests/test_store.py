@@ -44,6 +44,20 @@ def test_what_is_saved_is_loaded(tables: CaptureTables, saved: Path) -> None:
     assert len(loaded.messages) > 100
 
 
+def test_bytes_between_fields_are_0_whatever_memory_holds(tables: CaptureTables, tmp_path: Path) -> None:
+    messages = tables.messages
+    dtype, noisy = messages.dtype, np.full((len(messages), messages.dtype.itemsize), 0xA5, np.uint8)
+    rows = noisy.view(dtype)[:, 0]
+    for name in dtype.names or ():
+        rows[name] = messages[name]
+    assert noisy.tobytes() != messages.tobytes(), "no bytes between fields: nothing is tested"
+    files = [tmp_path / name for name in ("a", "b")]
+    for file, each in zip(files, (messages, rows), strict=True):
+        store.save_tables(replace(tables, messages=each), str(file))
+    assert files[0].read_bytes() == files[1].read_bytes()
+    assert (noisy == 0xA5).any(), "what was given is as it was"
+
+
 @pytest.mark.parametrize("case", ["nccl-allreduce-n2", "gloo-allreduce-n4"])
 def test_the_verdict_is_the_same(case: str, tmp_path: Path) -> None:
     packets = sorted(TRACES.joinpath(case).glob("node*.pcap.gz"))

@@ -1,6 +1,6 @@
 """Run the agent for a long time between two network namespaces, and print what it uses.
 
-    soak.py MINUTES [--flap] [CONFIG LINE...]
+    soak.py MINUTES [--flap] [--beside] [CONFIG LINE...]
     soak.py --fast HOURS                     # hours of packets in minutes, without root: soak_fast.py
 
 Jobs of Open MPI come and go (two ranks, one of them late now and then), captures of other jobs are replayed
@@ -9,6 +9,10 @@ every two minutes. All of it by the clock, so that each quarter of an hour has t
 machine is. First come FILLED captures without a pause, so that what is bounded by number (flows that are
 idle, series) is full before the quarters that are compared. Needs root; without mpicc and mpirun captures
 alone are replayed. Prints a line every 30 s and the summary at the end.
+
+With --beside a second agent captures the same, and is begun anew every quarter of an hour. What the first
+one uses is then told as a share of what the new one uses for the same packets in the same seconds: other work
+on the machine makes CPU seconds longer for both alike, so the share shows what an agent's age costs.
 """
 
 from __future__ import annotations
@@ -40,6 +44,8 @@ SLOT_S = 45.0
 KINDS = ((0, 200), (25, 500), (0, 1000), (25, 200), (0, 500))
 """Jobs in turn, one in each slot: ms that a rank is late, and steps. Four rounds are a quarter of an hour."""
 FILLED = 100
+BEGUN_S, SETTLED_S = 900.0, 150.0
+"""How long the agent beside runs, and from which age on it is compared: start-up and first jobs are over."""
 
 
 class Jobs(threading.Thread):
@@ -124,10 +130,62 @@ def used(pid: int) -> tuple[float, float, list[float], int, int]:
     return ticks / TICKS, resident, own, threads, len(os.listdir(f"/proc/{pid}/fd"))
 
 
+class Beside:
+    """An agent of the same configuration, begun anew every BEGUN_S, and CPU of both from its SETTLED_S on."""
+
+    def __init__(self, pair: Pair, folder: Path, lines: list[str]) -> None:
+        self.pair, self.folder = pair, folder
+        self.config = folder / "beside.yaml"
+        self.config.write_text("\n".join(lines).replace("/history", "/beside").replace(":9477", ":9478"))
+        self.pairs: list[tuple[float, float]] = []
+        self.agent: subprocess.Popen[bytes] | None = None
+        self.began_s, self.from_s = 0.0, None  # type: float, tuple[float, float] | None
+
+    def look(self, now_s: float, of_first_s: float) -> None:
+        """Count what both have used ``now_s`` after the start, the first one ``of_first_s`` of CPU."""
+        if self.agent is None or now_s >= self.began_s + BEGUN_S:
+            self.close()
+            shutil.rmtree(self.folder / "beside", ignore_errors=True)
+            self.agent = begin(self.pair, self.config, self.folder / "beside.log")
+            self.began_s, self.from_s = now_s, None
+            return
+        if now_s < self.began_s + SETTLED_S:
+            return
+        mine_s = used(self.agent.pid)[0]
+        if self.from_s is None:
+            self.from_s = (of_first_s, mine_s)
+            self.pairs.append((0.0, 0.0))
+            return
+        self.pairs[-1] = (of_first_s - self.from_s[0], mine_s - self.from_s[1])
+
+    def close(self) -> None:
+        if self.agent is not None:
+            self.agent.terminate()
+            self.agent.wait(60)
+
+    def summary(self) -> None:
+        for number, (first_s, new_s) in enumerate(self.pairs, 1):
+            print(
+                f"beside: time {number}: {first_s:.1f} s of CPU, a new one's {new_s:.1f} s"
+                f" ({first_s / max(new_s, 1e-3):.3f})"
+            )
+
+
+def begin(pair: Pair, config: Path, log: Path) -> subprocess.Popen[bytes]:
+    """An agent in the second namespace."""
+    command = [sys.executable, "-m", "dpuflow", "agent", "--config", str(config)]
+    with log.open("ab") as errors:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", pair.b, *command],
+            stderr=errors,
+            env=os.environ | {"PYTHONPATH": str(HERE)},
+        )
+
+
 def main() -> None:
     if sys.argv[1] == "--fast":
         os.execv(sys.executable, [sys.executable, str(HERE / "tools" / "soak_fast.py"), *sys.argv[2:]])
-    words = [word for word in sys.argv[1:] if word != "--flap"]
+    words = [word for word in sys.argv[1:] if word not in ("--flap", "--beside")]
     minutes, flap = float(words[0]), "--flap" in sys.argv
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-soak-"))
     folder.chmod(0o755)  # the agent leaves root
@@ -138,30 +196,38 @@ def main() -> None:
     ]  # fmt: skip
     config.write_text("\n".join(lines) + "\n")
     pair = Pair()
+    beside: Beside | None = None
     try:
         pair.give_addresses()
-        log = (folder / "log").open("wb")
-        command = [sys.executable, "-m", "dpuflow", "agent", "--config", str(config)]
-        agent = subprocess.Popen(
-            ["ip", "netns", "exec", pair.b, *command], stderr=log, env=os.environ | {"PYTHONPATH": str(HERE)}
-        )
+        agent = begin(pair, config, folder / "log")
+        if "--beside" in sys.argv:
+            beside = Beside(pair, folder, lines)
         time.sleep(3)
         jobs = Jobs(pair, folder)
         jobs.start()
-        watch(agent, jobs, pair, minutes, flap, folder)
+        watch(agent, jobs, pair, minutes, flap, folder, beside)
         jobs.stopped.set()
         jobs.join(120)
         time.sleep(15)
         agent.terminate()
         status = agent.wait(60)
-        log.close()
         summarise(folder, jobs, status)
+        if beside:
+            beside.summary()
     finally:
+        if beside:
+            beside.close()
         pair.close()
 
 
 def watch(
-    agent: subprocess.Popen[bytes], jobs: Jobs, pair: Pair, minutes: float, flap: bool, folder: Path
+    agent: subprocess.Popen[bytes],
+    jobs: Jobs,
+    pair: Pair,
+    minutes: float,
+    flap: bool,
+    folder: Path,
+    beside: Beside | None,
 ) -> None:
     """Print a line every 30 s; with ``flap`` take the link down for a second every two minutes."""
     start, rows = time.monotonic(), []
@@ -179,6 +245,8 @@ def watch(
         now = time.monotonic()
         rows.append([now - start, (cpu - before[1]) / (now - before[0]), resident, sum(own)])
         before = (now, cpu)
+        if beside:
+            beside.look(now - start, cpu)
         each = " + ".join(f"{size:.1f}" for size in own)
         print(
             f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f} MiB,"

@@ -1,26 +1,25 @@
-"""One HTTP connection, as uvicorn has it, with an end to clients that are slow or too many.
+"""One HTTP connection, as uvicorn has it, with an end to clients that are slow.
 
-In: a connection. Out: it is closed when no whole request has come in time, when its answer is not taken, and
-at once where its address has as many as it may, so that nobody without a token can use up the connections
-that are allowed.
+In: a connection. Out: it is closed when no whole request has come in time, and when its answer is not taken;
+its door is told while it is answered. How many there may be is the door's.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 if TYPE_CHECKING:
     import asyncio
 
+    from dpuflow.agent.door import Door
+
 REQUEST_S: Final = 2.5
 """A request's head is a packet or two; checked this often, so a client has 2.5 to 5 s for it, and as long for
 taking any of its answer."""
 HANDSHAKE_S: Final = 5.0
 """For TLS, before there is a connection here."""
-PER_ADDRESS: Final = 64
-"""Connections of one address: of those allowed in all, others have the rest."""
 
 
 class Connection(H11Protocol):
@@ -29,23 +28,36 @@ class Connection(H11Protocol):
     _check: asyncio.TimerHandle | None = None
     _seen: object = None
     _unsent = 0
+    _number = -1
+
+    def __init__(self, *args: Any, door: Door, **more: Any) -> None:
+        """As uvicorn makes it; it came through ``door``."""
+        super().__init__(*args, **more)
+        self._door = door
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """Begin to watch, unless its address has enough."""
+        """Begin to watch."""
         super().connection_made(transport)
-        host = self.client[0] if self.client else None
-        ends = [getattr(each, "client", None) for each in self.connections]
-        same = sum(1 for end in ends if end and end[0] == host)
-        if same > PER_ADDRESS:
-            transport.abort()
-            return
+        self._number = transport.get_extra_info("socket").fileno()
         self._check = self.loop.call_later(REQUEST_S, self._look)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End watching."""
+        self._number = -1  # it is another one's soon
         if self._check is not None:
             self._check.cancel()
         super().connection_lost(exc)
+
+    def handle_events(self) -> None:
+        """Take in what was received; a whole head of a request is answered."""
+        super().handle_events()
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._door.busy(self._number)
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request, or answer one that is there."""
+        self._door.idle(self._number)
+        super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
         """Answer what is no request; where the one before is being answered, that one is the last."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import socket
 import threading
 import time
 from functools import partial
@@ -22,6 +21,7 @@ from dpuflow.agent.access import Guard, make_tls, read_token
 from dpuflow.agent.api import ROUTE, make_app, make_probes
 from dpuflow.agent.capabilities import drop_all
 from dpuflow.agent.connection import HANDSHAKE_S, Connection
+from dpuflow.agent.door import BACKLOG, Door
 from dpuflow.errors import OptionError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 _THREADS: Final = 4  # handlers and scrapes at a time; each is short
 _CONNECTIONS: Final = 256
-_PROBES: Final = 128  # beyond what one address may have: a crowd of one is no outage
+_PROBES: Final = 128
 _GRACE_S: Final = 2
 _KEEP_S: Final = 75  # scrapers that come every minute need not shake hands anew
 
@@ -55,7 +55,7 @@ class Server:
         self._guard = Guard(make_app(context, registry), self._token(settings), settings.insecure)
         self._tls = self._context_of(settings)
         registry.register(self)
-        self._socket = listening(settings.listen, "api.listen")
+        self._socket = listening(settings.listen, "api.listen", _CONNECTIONS)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._running = Running(
             self._counted(self._guard), self._socket, self._tls, lambda: context.board.count_error("api")
@@ -125,24 +125,24 @@ class Running:
     def __init__(
         self,
         app: ASGIApp,
-        listener: socket.socket,
+        listener: Door,
         tls: ssl.SSLContext | None,
         failed: Callable[[], None],
         name: str = "http",
-        connections: int = _CONNECTIONS,
         keep_s: int = _KEEP_S,
     ) -> None:
         """Serve what comes to ``listener``; ``failed`` is called should it end of itself."""
         config = uvicorn.Config(
             app,
             loop="asyncio",
-            http=Connection,
+            http=partial(Connection, door=listener),  # type: ignore[arg-type]  # makes one as the class does
             ws="none",
             lifespan="off",
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=connections,
+            limit_concurrency=listener.most + BACKLOG,  # who was let in is answered
+            backlog=BACKLOG,
             timeout_keep_alive=keep_s,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -185,11 +185,10 @@ class Probes:
 
     def __init__(self, context: Context, listen: str) -> None:
         """Listen and serve. Raises OptionError."""
-        self._socket = listening(listen, "api.health")
+        self._socket = listening(listen, "api.health", _PROBES)
         self.address: tuple[str, int] = self._socket.getsockname()[:2]
         self._running = Running(
-            make_probes(context), self._socket, None, lambda: context.board.count_error("api"), "probes",
-            _PROBES, 5,
+            make_probes(context), self._socket, None, lambda: context.board.count_error("api"), "probes", 5,
         )  # fmt: skip
 
     def close(self) -> None:
@@ -197,17 +196,10 @@ class Probes:
         self._running.close()
 
 
-def listening(address: str, option: str) -> socket.socket:
+def listening(address: str, option: str, most: int) -> Door:
+    """A door at ADDRESS:PORT for ``most`` connections. Raises OptionError, which names the option."""
     host, _, port = address.rpartition(":")
-    host = host.strip("[]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    # With the protocol named, asyncio turns Nagle's algorithm off: 40 ms less an answer on a kept connection.
-    made = socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
     try:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        made.bind((host, int(port)))
-        made.listen(128)
+        return Door((host.strip("[]"), int(port)), most)
     except OSError as error:
-        made.close()
         raise OptionError(f"{option}: {address}: {error.strerror}") from None
-    return made

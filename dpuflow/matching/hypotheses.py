@@ -119,7 +119,7 @@ class Proposer:
                 self._shapes[edges][1].extend(
                     base
                     for base in (Hypothesis(*shape, 1, self.near) for shape in placed)
-                    if _is_among(edges, base, len(streams.rows))[0]
+                    if _may_be(edges, base, len(streams.rows))
                     and edges.issuperset(base.edges)
                     and (self.op != Op.UNKNOWN or len(base.edges) == len(edges))
                 )
@@ -301,6 +301,25 @@ def _is_among(
         else:
             unseen += 1
     return True, unseen
+
+
+def _may_be(edges: frozenset[Edge], hypothesis: Hypothesis, most: int) -> bool:
+    """As ``_is_among`` tells, for numberings in which few ranks are near: these are tried in numbers."""
+    order, near = hypothesis.order, hypothesis.near or ()
+    seats = frozenset(at for at, end in enumerate(order) if end in near)
+    among, messages = _of_seats(hypothesis.algorithm, len(order), hypothesis.root, seats)
+    return messages <= most and all((order[src], order[dst]) in edges for src, dst in among)
+
+
+@remembered
+def _of_seats(algorithm: Algorithm, n: int, root: int, seats: frozenset[int]) -> tuple[tuple[Edge, ...], int]:
+    """Edges of these positions, and how many messages they carry."""
+    counts: dict[Edge, int] = {}
+    for send in algorithm.sends(n, 1.0, root):
+        if send.src in seats or send.dst in seats:
+            edge = (send.src, send.dst)
+            counts[edge] = counts.get(edge, 0) + 1
+    return tuple(counts), sum(counts.values())
 
 
 @remembered

@@ -14,9 +14,8 @@ from __future__ import annotations
 import json
 import os
 import struct
-import zlib
 from dataclasses import asdict, fields
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -26,12 +25,18 @@ from dpuflow.schema import rows as schema
 from dpuflow.schema.tables import CaptureInfo, CaptureTables
 
 if TYPE_CHECKING:
+    import zlib
     from collections.abc import Sequence
 
     from numpy.typing import NDArray
 
     from dpuflow.schema.rows import Record
     from dpuflow.schema.tables import Rows
+else:
+    try:
+        from zlib_ng import zlib_ng as zlib  # the same CRC-32, five times as fast
+    except ImportError:
+        import zlib
 
 MAGIC: Final = b"DPUFLOW\0"
 VERSION: Final = 6
@@ -81,14 +86,15 @@ def save_tables(tables: CaptureTables, name: str, durable: bool = False, made_of
 
     ``made_of`` says what of, to whoever asks (``read_made_of``).
     """
-    parts, described, at = [], {}, 0
+    parts: list[bytes | memoryview] = []
+    described, at = {}, 0
     for table, record in _TABLES.items():
         rows = getattr(tables, table)
         record.check(rows)
-        data = _whole(rows, record).tobytes()
+        data = _whole(rows, record)
         described[table] = {"fields": _fields(record), "rows": len(rows), "at": at, "crc": _sums(data)}
-        parts.append(data + bytes(-len(data) % _ALIGN))
-        at += len(parts[-1])
+        parts += [data, bytes(-len(data) % _ALIGN)]
+        at += len(parts[-2]) + len(parts[-1])
     header = {"schema": schema.SCHEMA_ID, "info": asdict(tables.info), "tables": described}
     if made_of:
         header["made_of"] = list(made_of)
@@ -192,15 +198,18 @@ def _unchecked_header(name: str) -> Any:
         return json.loads(file.read(min(length, MOST_HEADER)))
 
 
-def _whole(rows: Rows, record: Record) -> Rows:
-    """Rows whose bytes between fields are 0, so that the same rows give the same file."""
-    dtype = record.dtype
-    if sum(dtype[name].itemsize for name in dtype.names or ()) == dtype.itemsize:
-        return rows
-    clean = record.zeros(len(rows))
-    for name in dtype.names or ():
-        clean[name] = rows[name]
-    return clean
+def _whole(rows: Rows, record: Record) -> memoryview:
+    """The bytes of the rows, those between fields being 0, so that the same rows give the same file."""
+    if not len(rows):
+        return memoryview(b"")
+    ends = sorted((at, at + kind.itemsize) for kind, at, *_ in (record.dtype.fields or {}).values())
+    ends.append((record.dtype.itemsize, 0))
+    between = [slice(end, at) for (_, end), (at, _) in pairwise(ends) if end < at]
+    rows = rows.copy() if between else np.ascontiguousarray(rows)
+    data = rows.view(np.uint8)
+    for gap in between:
+        data.reshape(len(rows), -1)[:, gap] = 0
+    return data.data
 
 
 def _fields(record: Record) -> list[list[str]]:
@@ -224,7 +233,7 @@ def _header(name: str, text: bytes) -> dict[str, Any]:
     return header
 
 
-def _sums(data: bytes | memoryview) -> list[int]:
+def _sums(data: memoryview) -> list[int]:
     """The CRC-32 of each block."""
     return [zlib.crc32(data[at : at + BLOCK]) for at in range(0, len(data), BLOCK)]
 

@@ -1,0 +1,82 @@
+"""A listening socket that has room for whoever comes, whatever crowd stands before it.
+
+In: connections. Out: no more of them at a time than may be, of one address and of all. For a new one that has
+been idle for the longest is ended, so that clients who connect and ask nothing keep nobody out; only where
+all are being answered is the new one refused. Handshakes of TLS count from their first packet on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import socket
+from typing import Any, Final
+
+BACKLOG: Final = 128
+"""Connections that the kernel holds for us, and that are accepted in one go."""
+PER_ADDRESS: Final = 64
+"""Connections of one address; others have the rest."""
+COLLECTED: Final = 64
+"""So many connections may be garbage: a handshake that failed leaves a cycle with 0.3 MB of buffers behind
+(asyncio's SSLProtocol and its exception), and there are too few objects in it for Python to look soon."""
+
+
+class Door(socket.socket):
+    """Listens on ``address``; ``most`` connections at a time."""
+
+    def __init__(self, address: tuple[str, int], most: int) -> None:
+        """Bind and listen. Raises OSError."""
+        family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        # With the protocol named, asyncio turns Nagle's algorithm off: 40 ms less a second answer.
+        super().__init__(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
+        self.most, self._since = most, 0
+        self._idle: dict[int, tuple[socket.socket, str]] = {}  # by descriptor, the longest idle first
+        self._busy: dict[int, tuple[socket.socket, str]] = {}
+        try:
+            self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            self.bind(address)
+            self.listen(BACKLOG)
+        except OSError:
+            self.close()
+            raise
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        """The next connection. Raises ConnectionAbortedError where there is no room for it."""
+        made, address = super().accept()
+        self._since += 1
+        if self._since >= COLLECTED:
+            self._since = 0
+            gc.collect()
+        host = str(address[0])
+        for held in (self._idle, self._busy):
+            for number in [number for number, (each, _) in held.items() if each.fileno() == -1]:
+                del held[number]
+        own = [number for number, (_, end) in self._idle.items() if end == host]
+        if len(own) + sum(end == host for _, end in self._busy.values()) >= PER_ADDRESS:
+            room = self._end(own)
+        else:
+            room = len(self._idle) + len(self._busy) < self.most or self._end(list(self._idle))
+        if not room:
+            made.close()
+            raise ConnectionAbortedError("as many connections are being answered as may be")
+        self._idle[made.fileno()] = made, host
+        return made, address
+
+    def busy(self, number: int) -> None:
+        """The connection with this descriptor is being answered."""
+        if number in self._idle:
+            self._busy[number] = self._idle.pop(number)
+
+    def idle(self, number: int) -> None:
+        """It has been answered."""
+        if number in self._busy:
+            self._idle[number] = self._busy.pop(number)
+
+    def _end(self, numbers: list[int]) -> bool:
+        """End the first one, if there is any: its owner sees the end of its data and closes it."""
+        if not numbers:
+            return False
+        ended, _ = self._idle.pop(numbers[0])
+        with contextlib.suppress(OSError):  # it is gone already
+            ended.shutdown(socket.SHUT_RDWR)
+        return True
