@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -80,6 +81,20 @@ def test_an_all_clear_that_is_as_good_as_a_guess_is_none(shown: float, said: str
     found = cleared(shown, 2)
     assert found.verdict == said
     assert (found.confidence is None) == (said == "unknown")
+
+
+@pytest.mark.parametrize("lost", [0, 60])
+def test_a_verdict_that_is_as_good_as_a_guess_is_none(lost: int) -> None:
+    """Six of ten packets were lost by the capture: whoever it names was named by four."""
+    late, captures = judged({2: 8 * MS}), [CaptureInfo(0, "node0", [], packets=100 - lost, lost_packets=lost)]
+    seen: Any = SimpleNamespace(
+        instances=[SimpleNamespace(confidence=1.0)],
+        entries=SimpleNamespace(of=[np.zeros(0, np.int64)] * 4, collective=np.zeros(0, np.int64)),
+        own=SimpleNamespace(amount_ns=np.zeros(0, np.int64), design_ns=np.zeros(0)),
+        worked_ns=1_000_000,
+    )
+    found = with_confidence([replace(late[2], usual_ns={})], {}, seen, captures)[0]
+    assert (found.verdict, found.confidence) == (("unknown", None) if lost else ("late", STAGES))
 
 
 def cleared(shown: float, ranks: int) -> Judgement:

@@ -11,7 +11,7 @@ from blinded import blind
 
 from dpuflow import analyze
 from dpuflow.matching.model import Instance, Job
-from dpuflow.matching.repeated import repeated_instances
+from dpuflow.matching.repeated import _Pattern, repeated_instances
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire
 from dpuflow.schema.tables import Vantage
 from dpuflow.scoring.score import Score, read_analysis, read_case, score_case
@@ -104,6 +104,16 @@ def test_questions_and_answers_are_no_collective() -> None:
     ]
     polled = [(sent, src if src != 3 else 1, dst if dst != 3 else 1, size) for sent, src, dst, size in polled]
     assert found([b for b in polled if b[1] != b[2]])[1] == []
+
+
+def test_what_goes_along_a_line_may_be_sends() -> None:
+    """Of NCCL's messages, whose collectives are read otherwise: stages of a pipeline hand on what they got,
+    however long they work on it. A ring's go round."""
+    step = [(0, 1), (1, 2), (2, 1), (1, 0)]
+    line = [(20 * turn * MS + 4 * k * MS, *ends, 6000) for turn in range(16) for k, ends in enumerate(step)]
+    for bursts, in_line in ((line, True), (sum(job(3, {}), []), False), (sum(job(2, {}), []), True)):
+        rows, _ = found(bursts)
+        assert _Pattern(rows, np.arange(len(rows))).in_line == in_line
 
 
 def test_bulk_without_a_pattern_is_no_collective() -> None:

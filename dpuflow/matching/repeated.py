@@ -61,8 +61,9 @@ def repeated_instances(job: Job, rows: Ints) -> list[Instance]:
             apart = [whole] if whole.explained > explained else apart
         larger = any(len(pattern.ends) > 2 for pattern in apart)
         for pattern in apart:
-            # NCCL's collectives of two ``sockets`` reads: what is left beside larger ones are sends.
-            sends = larger and len(pattern.ends) == 2 and pattern.nccl
+            # NCCL's collectives ``sockets`` reads: what is left of two ranks beside larger ones, or along a
+            # line, are sends.
+            sends = pattern.nccl and (larger if len(pattern.ends) == 2 else pattern.in_line)
             found.extend(pattern.instances(job.position, sends=sends))
     return found
 
@@ -124,6 +125,8 @@ class _Pattern:
         self.there = np.where(picked["arrived_end_ns"] != NEVER, picked["arrived_end_ns"], self.over)
         self.size = picked["bytes"].astype(np.int64)
         self.nccl = bool((picked["wire"] == Wire.NCCL_DATA).all())
+        links = np.unique(np.sort(np.stack([self.src, self.dst]), axis=0), axis=1)
+        self.in_line = links.shape[1] < len(self.ends)  # or a tree: its connections make no circle
         way = picked["connection"].astype(np.int64) << 1 | (picked["src"] > picked["dst"])
         ways, way = np.unique(way, return_inverse=True)
         # Bytes of all ways in one number: equal sums stand for equal bytes on every way.

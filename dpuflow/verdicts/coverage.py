@@ -231,7 +231,7 @@ MOST: Final = 0.99
 EVEN: Final = 0.5
 """Where half of the times show lateness that matters, or incidents cost just what is worth a verdict."""
 CLEARED: Final = 2 / 3
-"""An all-clear that is wrong once in three times is none."""
+"""A verdict that is wrong once in three times is none."""
 SHOWN: Final = 0.75
 """From this share of times on nothing that matters was ever hidden by the others."""
 BOUNDED: Final = 0.9
@@ -273,6 +273,8 @@ def with_confidence(
             sure = STAGES if not len(late) else _guilty(late, reading, evidence, each)
         if sure is not None and own.design_ns[rows].any():
             sure = min(sure, STAGES)
+        if sure is not None and kept * sure < CLEARED:
+            each, sure = each.unknown("incidents" if each.late else "hidden"), None
         out.append(replace(each, confidence=None if sure is None else round(kept * sure, 3)))
     return out
 
