@@ -259,22 +259,30 @@ def test_a_kill_in_the_middle_of_a_write_leaves_no_file_unreadable(tmp_path: Pat
 
 WRITES = """
 import os, random, signal, sys, time
-from dataclasses import replace
+from contextlib import suppress
 from dpuflow.ingest import ingest
 from dpuflow.store.columns import save_tables
 from dpuflow.store.segments import segment_name
 tables = ingest([sys.argv[1]], "node0")
 draw = random.Random(1)
+begun, begins = os.pipe()
 for k in range(200):
     child = os.fork()
     if child == 0:
         for n in range(1000):
             at = 1_000_000 * k + n
+            os.write(begins, b".")
             save_tables(tables, os.path.join(sys.argv[2], segment_name("node0", at, at + 1)), durable=True)
         os._exit(0)
+    for _ in range(draw.choice((1, 1, 2))):  # however busy the machine is, a third of them have written one
+        os.read(begun, 1)
     time.sleep(draw.uniform(0, 0.03))
     os.kill(child, signal.SIGKILL)
     os.waitpid(child, 0)
+    os.set_blocking(begun, False)
+    with suppress(BlockingIOError):
+        os.read(begun, 1000)
+    os.set_blocking(begun, True)
     print(k)
 """
 
