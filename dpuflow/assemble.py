@@ -410,10 +410,11 @@ def _limits_of_hidden(instances: Sequence[Instance]) -> list[str]:
     hidden = [i for i in instances if not gpus_within(i)]
     if not hidden:
         return []
+    ranks, endpoints = max(i.rank_count for i in hidden), max(len(i.order) for i in hidden)
     return [
-        f"{len(hidden)} collective{_s(len(hidden))} had more ranks than endpoints (up to"
-        f" {max(i.rank_count for i in hidden)} and {max(len(i.order) for i in hidden)}): the others hand"
-        " their data on inside their nodes or share an adapter. They may have been later, or the first."
+        f"{len(hidden)} collective{_s(len(hidden))} had more ranks than endpoints (up to {ranks} ranks,"
+        f" {endpoints} endpoints): the others hand their data on inside their nodes or share an adapter."
+        " They may have been later, or the first."
     ]
 
 

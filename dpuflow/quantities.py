@@ -74,6 +74,18 @@ def listed(items: Sequence[str], most: int = 6, word: str = "and") -> str:
     return f" {word} ".join(filter(None, [", ".join(items[:-1]), items[-1]])) if items else "none"
 
 
+def often(times: int) -> str:
+    """``once``, ``twice``, ``three times``, ``12 times``: in words beside the number of a rank."""
+    words = ("", "once", "twice", "three", "four", "five", "six", "seven", "eight", "nine")
+    word = words[times] if 0 < times < len(words) else f"{times:,}"
+    return word if times in (1, 2) else f"{word} times"
+
+
+def sentence(text: str) -> str:
+    """``text`` with a capital if it begins with an article; names of endpoints stay as they are."""
+    return f"A{text[1:]}" if text.startswith("a ") else text
+
+
 def rank_seconds(wait_ns: int) -> str:
     """Rank-nanoseconds in rank-seconds: ``0.735 rank-seconds``."""
     seconds = wait_ns / 1e9

@@ -314,7 +314,6 @@ def test_a_kill_in_the_middle_of_a_write_leaves_no_file_unreadable(tmp_path: Pat
 
 WRITES = """
 import os, random, signal, sys, time
-from dataclasses import replace
 from dpuflow.ingest import ingest
 from dpuflow.store.columns import save_tables
 from dpuflow.store.segments import segment_name

@@ -398,9 +398,9 @@ def test_a_receiver_with_tls_is_trusted_by_its_certificate_alone(
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))
+            heard.set()  # before the answer, which is all that delivery waits for
             self.send_response(204)
             self.end_headers()
-            heard.set()
 
         def log_message(self, format: str, *args: object) -> None:
             pass

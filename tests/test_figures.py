@@ -228,7 +228,7 @@ def test_tokens_with_what_prompts_add(played: Played) -> None:
 
 def test_tokens_that_nothing_but_their_batch_parts(played: Played) -> None:
     """A service that decodes without a pause, prompts among its tokens."""
-    clients = {"hosts": 3, "sessions": 2, "requests": 4, "tokens": 12, "think_us": 10_000}
+    clients = {"hosts": 3, "sessions": 2, "requests": 2, "tokens": 12, "think_us": 10_000}
     job = {"kind": "service", "layers": 8, "bytes": 4096}
     result, truth = played(cluster={"nodes": 2}, job=job, clients=clients)
     tokens, prompts = (

@@ -167,6 +167,8 @@ def test_slow_links_of_one_node_are_one_finding() -> None:
     found = only(result, "slow_link")
     assert found.endpoints[0] == 3
     assert sorted(found.endpoints) == [0, 1, 2, 3]
+    assert found.summary.count("from ") == 6
+    assert " and from " in found.summary
     assert "straggler" not in conditions(result)
 
 
@@ -293,7 +295,8 @@ def test_congestion() -> None:
     result, _, joined = analysed(job(), 4, change)
     found = only(result, "congestion")
     assert found.endpoints == [int(joined.flows["src"][3]), int(joined.flows["dst"][3])]
-    assert found.summary.startswith(f"17 of {joined.flows['packets'][3]} packets")
+    assert found.summary.startswith(f"17 of {joined.flows['packets'][3]:,} packets from ")
+    assert " are ECN-marked; 0 CNPs were seen. " in found.summary
 
 
 @pytest.mark.parametrize(("lost", "severity"), [(0, None), (None, None), (1, "info"), (500, "warning")])
@@ -390,7 +393,7 @@ def test_a_slow_link_whose_receiver_closed_its_window_is_no_slow_link() -> None:
 
     result = analysed(job(slow={(1, 2): 900.0}), 4, change)[0]
     assert conditions(result) == ["credit_starvation"]
-    assert "window of zero 12 times" in result.findings[0].summary
+    assert "advertised a zero window 12 times" in result.findings[0].summary
 
 
 def test_gaps_that_were_acknowledged_are_lost_by_the_capture() -> None:

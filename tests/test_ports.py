@@ -99,7 +99,7 @@ def test_a_slow_link_is_no_others_traffic(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("node", "gbps"), [(1, 15), (1, 100)])
 def test_a_slow_port_where_no_other_pair_does_the_same(tmp_path: Path, node: int, gbps: int) -> None:
     """Of two ranks that prefill: what comes to a port is held to the pace of all others, whatever they do."""
-    job = "{kind: prefill_decode, requests: 10, prefill_us: 6000, kv_bytes: 1MiB, tokens: 16}"
+    job = "{kind: prefill_decode, requests: 6, prefill_us: 6000, kv_bytes: 1MiB, tokens: 16}"
     slow = f"faults: [{{kind: slow_link, node: {node}, gbps: {gbps}}}]"
     told = found(tmp_path, f"cluster: {{nodes: 4}}\njob: {job}\n{slow}")
     assert ("slow_link" in told) == (gbps < 100)

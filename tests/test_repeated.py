@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -111,7 +112,7 @@ def test_what_goes_along_a_line_may_be_sends() -> None:
     however long they work on it. A ring's go round."""
     step = [(0, 1), (1, 2), (2, 1), (1, 0)]
     line = [(20 * turn * MS + 4 * k * MS, *ends, 6000) for turn in range(16) for k, ends in enumerate(step)]
-    for bursts, in_line in ((line, True), (sum(job(3, {}), []), False), (sum(job(2, {}), []), True)):
+    for bursts, in_line in ((line, True), ([*chain(*job(3, {}))], False), ([*chain(*job(2, {}))], True)):
         rows, _ = found(bursts)
         assert _Pattern(rows, np.arange(len(rows))).in_line == in_line
 

@@ -15,7 +15,7 @@ import pytest
 from scripted_results import MS, T0, collective, job
 
 from dpuflow import results
-from dpuflow.quantities import duration, listed, percent, size
+from dpuflow.quantities import duration, listed, often, percent, size
 from dpuflow.reports.json import json_lines, write_json
 from dpuflow.reports.layout import Paint, lines_of, table
 from dpuflow.reports.text import MOST_ROWS, by_severity, text_lines, write_text
@@ -250,7 +250,7 @@ def test_who_may_have_been_kept_by_the_network_is_not_called_late() -> None:
         row.cause = "unknown"
     first = next(text_lines(result))
     assert first.startswith(
-        "MESSAGES OF rank 2 CAME LATE. Whether it or the network kept them cannot be told"
+        "MESSAGES OF rank 2 CAME LATE. Whether it or the network delayed them cannot be told"
     )
 
 
@@ -336,10 +336,23 @@ def test_incidents_are_why_nobody_is_judged() -> None:
         late = each.ranks[1]
         late.bound, late.cause, late.lateness_ns = "exact", "compute", 2_000_000
     first = next(text_lines(result))
-    assert first.startswith(
-        "COULD NOT BE JUDGED: late at times, which stalls of their hosts may explain: rank 1 "
-    )
-    assert "rank 1 4 times (up to" in first
+    assert first.startswith("COULD NOT BE JUDGED: late at times, which host stalls may explain: rank 1 ")
+    assert "rank 1 four times (up to" in first
+
+
+def test_ranks_with_incidents_are_named_once() -> None:
+    """Who could not be judged for incidents was said again to have entered late, but too rarely."""
+    result = nobody_late()
+    for row in result.lateness:
+        row.detectable_ns = 50_000
+    for row in (result.lateness[1], result.lateness[3]):
+        row.verdict, row.unjudged, row.last_share = "unknown", "incidents", 0.2
+    for each in result.collectives[:4]:
+        late = each.ranks[1]
+        late.bound, late.cause, late.lateness_ns = "exact", "compute", 2_000_000
+    told = " ".join("\n".join(text_lines(result)).split())
+    assert "rank 1 and rank 3 could not be judged: late at times" in told
+    assert "entered late" not in told
 
 
 def test_a_network_fault_is_in_the_first_lines() -> None:
@@ -549,6 +562,25 @@ def test_sizes_lists_and_tables() -> None:
     assert listed(["a", "b", "c"]) == "a, b and c"
     assert listed(list("abcdefgh"), most=3) == "a, b and 6 more"
     assert table(["x", "long"], [["aaa", "1"]]) == ["x    long", "aaa     1"]
+
+
+def test_how_often_is_told_in_words_beside_a_rank() -> None:
+    """``rank 3 3 times`` was read as a number of two digits."""
+    assert [often(times) for times in (1, 2, 3, 9, 10, 1200)] == [
+        "once", "twice", "three times", "nine times", "10 times", "1,200 times",
+    ]  # fmt: skip
+
+
+def test_why_packets_were_skipped_is_told_once_and_in_the_field_s_words() -> None:
+    def observed(**skipped: int) -> str:
+        result = job()
+        for capture in result.captures:
+            capture.skipped = {}
+        result.captures[0].skipped = skipped
+        return " ".join("\n".join(text_lines(result)).split())
+
+    assert "; 3 skipped (other EtherType)." in observed(other_ethertype=3)
+    assert "; 7 skipped (4 other IP protocol and 3 cut IP)." in observed(other_ip_protocol=4, cut_ip=3)
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])

@@ -28,13 +28,13 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.bulk import Bulk
 
 _PATHS = {
-    "lossy": "packets of it were retransmitted",
-    "slow": "its pages take three times as long as on the other ways, or longer",
-    "marked": "packets of it carry congestion marks",
+    "lossy": "packets on it were retransmitted",
+    "slow": "its pages take at least three times as long as on the other paths",
+    "marked": "packets on it are ECN-marked",
 }
 _NETWORK_ADVICE = (
     "Check the path from {src} to {dst} before any GPU: negotiated rate, shaping, error and drop counters,"
-    " queues that mark; the caches wait for it."
+    " ECN marks; the caches wait for it."
 )
 _ENGINE_ADVICE = (
     "Move caches layer by layer while the prompt is still computed, over more links or queue pairs, or make"
@@ -43,7 +43,7 @@ _ENGINE_ADVICE = (
 _WHERE = {
     "sender": "lay before the first page",
     "posting": "between pages",
-    "transfer": "with pages under way",
+    "transfer": "with pages in flight",
     "receiver": "after the last one",
 }
 _SIDES = {
@@ -53,12 +53,12 @@ _SIDES = {
         " are handed on only when the whole prompt is computed (move them layer by layer).",
     ),
     "posting": (
-        "The {poster}'s side: most of the wait went by between pages, with none under way.",
-        "Look at the transfer engine at the {poster}: more pages under way at once, more queue pairs or"
+        "The {poster}'s side: most of the wait went by between pages, with none in flight.",
+        "Look at the transfer engine at the {poster}: more pages in flight at once, more queue pairs or"
         " threads, larger pages.",
     ),
     "transfer": (
-        "Most of the wait went by with pages under way, as quick as on the other ways.",
+        "Most of the wait went by with pages in flight, as fast as on the other paths.",
         _ENGINE_ADVICE,
     ),
     "receiver": (
@@ -153,7 +153,7 @@ def _finding(case: Case, mine: list[Bulk], waits: list[Wait], stood: list[int], 
         advice=advice,
         alternatives=[
             "memory or PCIe of either host that cannot keep up with the link",
-            "a transfer engine that keeps too few pages under way",
+            "a transfer engine that keeps too few pages in flight",
             *([] if path else ["a link shared with other traffic"]),
         ],
         evidence=message_evidence(case.captures, case.joined, sorted(each.message for _, each in worst)),

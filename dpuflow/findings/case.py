@@ -15,6 +15,7 @@ from dpuflow.findings.evidence import ByEnd
 from dpuflow.findings.keys import keys_of
 from dpuflow.findings.repeats import find_repeats
 from dpuflow.join.common import number_connections
+from dpuflow.quantities import sentence
 from dpuflow.requests import find_requests
 from dpuflow.results import Finding
 from dpuflow.schema.rows import NEVER
@@ -222,7 +223,7 @@ def make_finding(
         end_ns=times[1],
         severity=severity_of(cost.share),
         confidence=confidence,
-        summary=summary,
+        summary=sentence(summary),
         advice=row.advice,
         alternatives=list(row.alternatives),
         cost_ns=cost.ns,

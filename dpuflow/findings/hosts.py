@@ -82,7 +82,7 @@ def find_starved_inputs(case: Case) -> Iterator[Finding]:
 def find_late_launches(case: Case) -> Iterator[Finding]:
     """One finding for each job in whose steps all ranks pause together longer than they used to, for good."""
     if len(case.requests):
-        raise NotJudgedError("ranks of a service also pause for want of prompts")
+        raise NotJudgedError("ranks of a service also pause when there are no prompts")
     idle = idle_stretches(case)
     passed = np.r_[0, np.cumsum(np.diff(idle, axis=1))]
     for steps in case.inferred.steps:

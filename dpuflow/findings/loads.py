@@ -214,7 +214,7 @@ def find_node_skews(case: Case) -> Iterator[Finding]:
         rails = "grant credits and enter" if host else "enter"
         why = "what they share is slow"
         if not host:
-            why = f"one of its GPUs keeps the others, or {why}"
+            why = f"one of its GPUs holds up the others, or {why}"
         yield make_finding(
             "host_cpu" if host else "node_skew",
             ends,

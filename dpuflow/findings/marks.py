@@ -32,7 +32,7 @@ SURELY: Final = 1.645
 """Standard errors: with 95 % confidence, one side."""
 
 
-INCAST: Final = " Several senders came at the same time: incast."
+INCAST: Final = " Several senders sent at the same time: incast."
 
 
 class _Lost(NamedTuple):
@@ -62,11 +62,11 @@ def find_congestion(case: Case) -> Iterator[Finding]:
         names = [name_of(case.result.endpoints[sender]) for sender in senders]
         path = f"from {listed(names, len(names))} to {name_of(case.result.endpoints[receiver])}"
         packets = int(flows["packets"][numbers].sum())
-        said = f"Of {packets} packets {path} none carries a congestion mark."
+        said = f"None of {packets:,} packets {path} is ECN-marked."
         if marked[numbers].any():
             said = (
-                f"{int(flows['ecn_marked'][numbers].sum())} of {packets} packets {path} carry a congestion"
-                f" mark; {int(flows['cnp'][numbers].sum())} congestion notifications were seen. {_took(lost)}"
+                f"{int(flows['ecn_marked'][numbers].sum()):,} of {packets:,} packets {path} are ECN-marked;"
+                f" {int(flows['cnp'][numbers].sum()):,} CNPs were seen. {_took(lost)}"
             )
         told = {
             "alternatives": [*cause, "a marking threshold set too low"] if marked[numbers].any() else cause
@@ -186,8 +186,7 @@ def _cause(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> tuple[Sequence[
         return ("other traffic on that port",), INCAST
     return (
         ("incast", "a slow port"),
-        " No two of these senders came at the same time: other traffic, or a port that is slow, fills the"
-        " queue.",
+        " No two of these senders sent at the same time: other traffic, or a slow port, fills the queue.",
     )
 
 

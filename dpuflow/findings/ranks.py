@@ -153,7 +153,7 @@ def late_together(rows: Sequence[Lateness], result: Analysis) -> str:
     by = f", by {late_by(rows[0])} (median)," if rows[0].late_ns is not None else ""
     return (
         f"{unit_name(result, rows[0])} entered {late_in(rows[0])} collectives of each rank late together{by}"
-        f" and their peers waited {waited} for them. One of the node's GPUs may have kept the others."
+        f" and their peers waited {waited} for them. One of the node's GPUs may be holding up the others."
     )
 
 

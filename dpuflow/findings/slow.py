@@ -128,9 +128,9 @@ def _lasting(case: Case, slow: _Slow) -> tuple[int, int]:
 def _moves(case: Case, slow: _Slow) -> str:
     ends, usual = case.result.endpoints, _usual_pace(case)
     pace = float(np.median([case.inferred.links.pace_ns[i] for _, _, i in slow.links]))
-    pairs = [f"{name_of(ends[src])} to {name_of(ends[dst])}" for src, dst, _ in slow.links]
+    pairs = [f"from {name_of(ends[src])} to {name_of(ends[dst])}" for src, dst, _ in slow.links]
     against = f", against {8 / usual:.2f} Gbit/s between the other endpoints" if usual else ""
-    return f"Data moves at {8 / pace:.2f} Gbit/s from {listed(pairs, len(pairs))}{against}"
+    return f"Data moves at {8 / pace:.2f} Gbit/s {listed(pairs, len(pairs))}{against}"
 
 
 def _about(case: Case, slow: _Slow) -> tuple[list[int], list[Evidence]]:
@@ -142,7 +142,7 @@ def _about(case: Case, slow: _Slow) -> tuple[list[int], list[Evidence]]:
 def _starved(case: Case, slow: _Slow) -> Finding:
     endpoints, evidence = _about(case, slow)
     said = (
-        f"{_moves(case, slow)}, and the receivers announced a window of zero {slow.closed} times:"
+        f"{_moves(case, slow)}, and the receivers advertised a zero window {slow.closed} times:"
         " the receivers were slow, not the path."
     )
     return starved(case, endpoints, said, evidence, 0.8, _cost(case, slow), _lasting(case, slow))
@@ -190,8 +190,8 @@ def _queues(case: Case, told: set[int]) -> Iterator[Finding]:
             0.7,
             f"Packets of {address} queue before its own capture point: 10 % of its acknowledgments leave more"
             f" than {queue.usual_ns / 1e6:.2f} ms after the data arrived (other endpoints:"
-            f" {queue.others_ns / 1e6:.2f} ms). Its lateness of up to {queue.most_ns / 1e6:.2f} ms may be"
-            " that queue.",
+            f" {queue.others_ns / 1e6:.2f} ms). Up to {queue.most_ns / 1e6:.2f} ms of its lateness may"
+            " come from that queue.",
             severity="warning" if queue.most_ns >= CRITICAL_SHARE * step_ns else "info",
             advice="Look at shapers and at what else the host sends through that port.",
             alternatives=["traffic of another program in the same queue", "a host too busy to acknowledge"],

@@ -17,6 +17,7 @@ from dpuflow.figures import list_all_reduce_what_if, list_attribution, list_oper
 from dpuflow.findings.build import explained
 from dpuflow.findings.clients import find_skew_of
 from dpuflow.findings.ranks import late_in_turn, unit_name
+from dpuflow.quantities import sentence
 from dpuflow.results import Group, Judged
 
 if TYPE_CHECKING:
@@ -254,7 +255,7 @@ def _findings(
             turns.append((row, mine))
         elif mine:
             here = unit_name(whole, replace(mine[0], node=None, endpoint=row.endpoints[0]))
-            summary = row.summary.replace(here, unit_name(whole, mine[0]))
+            summary = sentence(row.summary.replace(here, unit_name(whole, mine[0])))
             found.append(replace(row, endpoints=_ends_of(mine[0], whole), summary=summary))
     if turns:
         found.insert(0, _in_turn(turns, whole))

@@ -10,7 +10,7 @@ from statistics import median
 from typing import TYPE_CHECKING
 
 from dpuflow.findings.ranks import units_of
-from dpuflow.quantities import count, duration, listed, percent
+from dpuflow.quantities import count, duration, listed, often, percent
 from dpuflow.reports.sampled import sampled_one_of
 from dpuflow.verdicts.chance import CRITICAL_SHARE, LATE_SHARE, is_material
 from dpuflow.verdicts.judgement import LATE
@@ -53,9 +53,9 @@ def headline(result: Analysis, late: list[Lateness], names: Names) -> tuple[str,
         if told:
             return (
                 f"{late_headline(told, names)} Messages of {unclear} came late, too: whether it or the"
-                f" network kept them {add}"
+                f" network delayed them {add}"
             ), style
-        return f"MESSAGES OF {unclear} CAME LATE. Whether it or the network kept them {add}", style
+        return f"MESSAGES OF {unclear} CAME LATE. Whether it or the network delayed them {add}", style
     fault = main_fault(result)
     if fault is not None:
         return f"{fault.condition.replace('_', ' ').upper()}: {fault.summary}", "bad"
@@ -127,7 +127,12 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
     if blind:
         who = listed([names.short(row.endpoint) for row in blind])
         # By at least the noise of the group, yet of a rank that others may have kept (``judgement.doubt``).
-        behind = [names.short(row.endpoint) for row in blind if row.collectives and row.last_share]
+        # Not again of those that incidents are the reason for.
+        behind = [
+            names.short(row.endpoint)
+            for row in blind
+            if row.collectives and row.last_share and row.unjudged != "incidents"
+        ]
         own = "its" if len(behind) == 1 else "their"
         why = f"entered late, but too rarely, or not provably by {own} own doing."
         waited = f" {listed(behind)} {why}" if behind else ""
@@ -181,8 +186,9 @@ def _incidents(result: Analysis, of_all: Sequence[int] = ()) -> dict[int, str]:
     told = {}
     for endpoint, times in sorted(late.items(), key=lambda item: -max(item[1])):
         if not of_all or endpoint in of_all:
-            often = {1: "once (", 2: "twice (up to "}.get(len(times), f"{len(times):,} times (up to ")
-            told[endpoint] = f"{often}{duration(max(times))})"
+            told[endpoint] = (
+                f"{often(len(times))} ({'up to ' if len(times) > 1 else ''}{duration(max(times))})"
+            )
     return told
 
 
@@ -193,9 +199,9 @@ def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
     rare = sum(row.unjudged == "incidents" for row in blind)
     once = {end: each for end, each in _incidents(result).items() if end in ends}
     if 2 * rare > len(blind) and once:
-        often = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
-        often += [f"{len(once) - len(often)} more"] if len(once) > len(often) else []
-        return f"late at times, which stalls of their hosts may explain: {listed(often)}"
+        which = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
+        which += [f"{len(once) - len(which)} more"] if len(once) > len(which) else []
+        return f"late at times, which host stalls may explain: {listed(which)}"
     beyond = [row for row in blind if row.unjudged in (None, "hidden")]
     hidden = [row.detectable_ns for row in beyond if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):

@@ -132,7 +132,8 @@ def _late(result: Analysis, row: Lateness, names: Names, alone: bool) -> Iterato
             stage,
             *counted,
             _without(result, row),
-            "its ranks are late in the same operations: one of its GPUs may keep the others, inside the node"
+            "its ranks are late in the same operations: one of its GPUs may be holding up the others inside"
+            " the node"
             if row.together
             else "",
             f"likely cause: {CAUSES[row.cause]}" if row.cause != "none" else "",

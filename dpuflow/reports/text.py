@@ -117,12 +117,21 @@ def _observed(result: Analysis) -> list[str]:
     for capture in captures:
         skipped.update(capture.skipped)
     if skipped.total():
-        reasons = [f"{number:,} {reason.replace('_', ' ')}" for reason, number in skipped.most_common()]
+        reasons = [
+            f"{number:,} {_reason(token)}" if len(skipped) > 1 else _reason(token)
+            for token, number in skipped.most_common()
+        ]
         phrases.append(f"{skipped.total():,} skipped ({listed(reasons, 4)})")
     partial = sum(not capture.complete for capture in captures)
     if partial:
         phrases.append(f"{count(partial, 'capture')} cut short or damaged")
     return phrases
+
+
+def _reason(token: str) -> str:
+    """``other EtherType``, ``cut IP``: why packets were skipped, in words."""
+    names = {"ethertype": "EtherType", "ip": "IP", "udp": "UDP", "bth": "BTH", "roce": "RoCE"}
+    return " ".join(names.get(word, word) for word in token.split("_"))
 
 
 def _losses(result: Analysis) -> str:
