@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import dpuflow
+from dpuflow.findings.answers import find_drained_batches
 from dpuflow.findings.clients import _rest_came_late, rise_of, waiting_ahead
 from dpuflow.findings.hosts import since_larger
 from dpuflow.findings.standstills import standstills
@@ -115,6 +116,38 @@ def test_what_clients_suffer_is_named(
     assert condition in found, [row.summary for row in result.findings]
     assert found[condition].cost_ns
     assert "packet_loss" not in found  # the fabric loses nothing
+
+
+@pytest.mark.parametrize("traffic", ["to_clients", "from_clients"])
+def test_losses_of_clients_are_told_from_when_they_began(written: Written, traffic: str) -> None:
+    from_us = 250_000
+    lost = {"kind": "loss", "share": 0.2, "traffic": traffic, "from_us": from_us}
+    folder = written(service({}, {"requests": 10}, lost))
+    found = {row.condition: row for row in analysed(folder).findings}
+    start_ns = found["egress_loss" if traffic == "to_clients" else "ingress_loss"].start_ns
+    began_ns = json.loads((folder / "truth.json").read_text())["conditions"][0]["from_ns"]
+    assert start_ns is not None
+    assert 0 <= start_ns - began_ns < from_us * 100  # a tenth of what was before
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_prompt_that_comes_in_mid_step_waits_for_no_batch(static: bool) -> None:
+    """Two sessions in turn, a step of 100 brings a token to each. The one that was first asks again before
+    the other one has its last token, and has its first one right behind that; or waits for a batch, as long
+    as the other one's answer is longer."""
+    longer = 6 if static else 1
+    begin = np.arange(20) * 100 * (12 + longer)
+    first = np.sort(np.r_[begin + 1, begin])
+    last = np.stack([begin + 1100, begin + 100 * (11 + longer)], axis=1).ravel()
+    asked = np.r_[0, 0, last[:-2] + 51]
+    requests = SimpleNamespace(
+        connections=SimpleNamespace(server=np.zeros(1, np.int64)), whole=np.ones(40, bool),
+        server=np.zeros(40, np.int64), first_ns=first, last_ns=last, asked_ns=asked,
+        gap_ns=np.full(40, 100.0),
+    )  # fmt: skip
+    ends = [SimpleNamespace(address="10.0.0.1", label=None, rank=None)]
+    case = SimpleNamespace(requests=requests, result=SimpleNamespace(endpoints=ends))
+    assert len(list(find_drained_batches(case))) == static  # type: ignore[arg-type]
 
 
 def test_what_losses_delay_is_no_backlog_of_the_front_end(written: Written) -> None:
