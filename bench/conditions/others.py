@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from math import inf
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -91,7 +92,7 @@ def onset(number: int) -> Told:
             return Told(name, None)
     mine = [each for each in result.findings if each.condition == name]
     if not mine:
-        return Told(name, "missed")
+        return Told(name, "missed", inf)
     began_ns = truth["conditions"][0]["from_ns"]
     off = min((abs((each.start_ns or 0) - began_ns) / abs(usual) for each in mine), default=0.0)
     return Told(name, "right" if off <= RIGHT_AWAY else "wrong", off)
