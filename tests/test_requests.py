@@ -143,7 +143,7 @@ def test_a_prompt_that_comes_in_mid_step_waits_for_no_batch(static: bool) -> Non
     requests = SimpleNamespace(
         connections=SimpleNamespace(server=np.zeros(1, np.int64)), whole=np.ones(40, bool),
         server=np.zeros(40, np.int64), first_ns=first, last_ns=last, asked_ns=asked,
-        gap_ns=np.full(40, 100.0),
+        gap_p99_ns=np.full(40, 100.0),
     )  # fmt: skip
     ends = [SimpleNamespace(address="10.0.0.1", label=None, rank=None)]
     case = SimpleNamespace(requests=requests, result=SimpleNamespace(endpoints=ends))

@@ -206,14 +206,13 @@ def find_drained_batches(case: Case) -> Iterator[Finding]:
         batches = _batches(first, last)
         if len(batches) <= FEWEST or np.mean([len(each) for each in batches]) < 2:
             continue
-        # The step that is under way when a prompt comes has its batch already.
-        gaps = requests.gap_ns[chosen]
-        step = float(np.nanmedian(gaps)) if np.isfinite(gaps).any() else 0.0
         empty, places, together = 0, 0, True
         for each in batches:
             end = int(last[each].max())
             together &= int(first[each].max()) < int(last[each].min())
             waits = asked[(asked < end) & (first >= end)]
+            # The step that is under way when a prompt comes has its batch already.
+            step = np.nan_to_num(requests.gap_p99_ns[chosen[each]]).max()
             since = int(waits.min() + step) if len(waits) else end
             empty += int(np.maximum(end - np.maximum(last[each], since), 0).sum())
             places += len(each) * (end - int(first[each].min()))
