@@ -127,6 +127,14 @@ def test_who_is_out_of_step_over_roce_is_named(
     assert found(tmp_path, nodes) == [told]
 
 
+@pytest.mark.parametrize("nodes", [6, 8])
+def test_who_is_out_of_step_is_named_though_all_finish_that_operation(tmp_path: Path, nodes: int) -> None:
+    """As many messages, but larger ones: all go on, and what is left is more than one operation."""
+    fault = stopped(kind="desync", bytes=3 << 18, iteration=4) | {"cluster": {"nodes": nodes}}
+    write_case(loop("op: all_reduce, bytes: 256KiB", settings(**fault), iterations=9), str(tmp_path))
+    assert found(tmp_path) == [("desync", ["10.0.0.3"])]
+
+
 def test_of_two_ranks_out_of_step_both_are_named(tmp_path: Path) -> None:
     fault = stopped(kind="desync", bytes=4 << 20, rank=1) | {"cluster": {"nodes": 2}}
     write_case(loop(REDUCE, settings(**fault), iterations=6), str(tmp_path))
