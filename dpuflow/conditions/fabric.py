@@ -200,7 +200,7 @@ ROWS: Final = (
         "Take stacks of the processes named first: they are stopped, wait for something else, or run another"
         " operation than their peers; those that wait show the same stack.",
         ("ranks that disagree on which operation comes next",),
-        ("operations",),
+        ("operations", "pairs"),
         explains=("straggler", "credit_starvation", "early_stop_skew", "ingress_starvation"),
     ),
     Condition(
@@ -213,7 +213,7 @@ ROWS: Final = (
         "Compare what these processes call, in which order and with which sizes: a branch that only some"
         " ranks take, an uneven last batch, parameters that differ.",
         ("ranks that disagree on which operation comes next",),
-        ("operations",),
+        ("operations", "pairs"),
         explains=("straggler", "credit_starvation", "early_stop_skew", "ingress_starvation"),
     ),
     Condition(
