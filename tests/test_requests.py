@@ -220,20 +220,23 @@ def test_a_nic_stands_still_where_nothing_ends_for_longer_than_all_of_it_takes()
     assert stall[1] >= 8000
 
 
-def frames_of(log: list[tuple[int, bool, int, bytes]]) -> bytes:
-    """A pcap of raw IPv4 of (time ns, from client, client's port, data); ACKs are left out."""
+def frames_of(log: list[tuple[int, bool, int, bytes]], *, snaplen: int = 65535, second: int = 8000) -> bytes:
+    """A pcap of raw IPv4 of (time ns, from client, client's port, data); ACKs are left out. ``second``: the
+    server's port for clients of odd ports."""
     made = [struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 65535, 101)]
     sent: dict[tuple[int, bool], int] = {}
     client, server = socket.inet_aton("192.0.2.9"), socket.inet_aton("10.0.0.1")
     for at, up, port, data in sorted(log):
         seq, ack = sent.get((port, up), 1), sent.get((port, not up), 1)
         sent[port, up] = seq + len(data)
-        ports = (port, 8000) if up else (8000, port)
+        service = second if port % 2 else 8000
+        ports = (port, service) if up else (service, port)
         tcp = struct.pack(">HHIIBBHHH", *ports, seq, ack, 5 << 4, 0x18, 65535, 0, 0)
         ends = client + server if up else server + client
         ip = struct.pack(">BBHHHBBH", 0x45, 0, 40 + len(data), 0, 0, 64, 6, 0) + ends
         frame = ip + tcp + data
-        made.append(struct.pack("<IIII", at // 10**9, at % 10**9, len(frame), len(frame)) + frame)
+        kept = frame[:snaplen]
+        made.append(struct.pack("<IIII", at // 10**9, at % 10**9, len(kept), len(frame)) + kept)
     return b"".join(made)
 
 
