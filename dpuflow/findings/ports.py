@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 FEWEST: Final = 8
-"""Messages of a pair that it takes to say what is usual."""
+"""Messages that it takes to tell a port's pace."""
+SEVERAL: Final = 30
+"""Messages of a pair that it takes to say what is usual, and what is beyond three standard deviations: with
+fewer some receiver stands out by chance, in a job of one step."""
 PACKETS: Final = 3
 """Packets of a message that it takes to tell a port's pace."""
 TIMES: Final = 3
@@ -210,7 +213,7 @@ def held_ns(took: Ints, pair: Ints, *, surely: bool) -> tuple[Ints, NDArray[np.b
     # Software takes any time.
     scatter[order] = np.repeat((1 + SIGMAS / QUARTER_IN_SIGMAS) * (middle - quarter), counts)
     several[order] = np.repeat(counts, counts)
-    known: NDArray[np.bool_] = several >= FEWEST
+    known: NDArray[np.bool_] = several >= SEVERAL
     late = took - usual
     return np.where(known & (late > (scatter if surely else 0)), late, 0), known
 
