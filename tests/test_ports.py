@@ -52,6 +52,15 @@ def test_a_port_that_stands_still_is_told_without_any_mark(tmp_path: Path) -> No
     assert "its port stood still" in told["head_of_line"].summary
 
 
+def test_a_paused_port_to_which_little_goes_is_not_slow(tmp_path: Path) -> None:
+    """Messages and credits of a packet each, over paths of unlike lengths: gaps between them are no port's."""
+    text = "seed: 1\ncluster: {nodes: 6, spray: 4}\njob: {kind: decode, tokens: 12, layers: 4, bytes: 16384}\n"
+    pauses = "faults: [{kind: pause, node: 2, at_us: 1000, us: 900, every_us: 3000, times: 200}]"
+    told = found(tmp_path, text + pauses)
+    assert list(told) == ["head_of_line"]
+    assert told["head_of_line"].endpoints[0] == 2
+
+
 def test_what_scatter_explains_was_not_held() -> None:
     took, pair = np.arange(10, 30).repeat(2), np.ones(40, np.int64)
     assert held_ns(took, pair, surely=True)[0].tolist() == [0] * 40
