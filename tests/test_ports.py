@@ -53,10 +53,11 @@ def test_a_port_that_stands_still_is_told_without_any_mark(tmp_path: Path) -> No
 
 
 def test_a_paused_port_to_which_little_goes_is_not_slow(tmp_path: Path) -> None:
-    """Messages and credits of a packet each, over paths of unlike lengths: gaps between them are no port's."""
-    text = "seed: 1\ncluster: {nodes: 6, spray: 4}\njob: {kind: decode, tokens: 12, layers: 4, bytes: 16384}\n"
+    """Messages and credits of a packet each, over unlike paths: gaps between them are no port's."""
+    cluster = "seed: 1\ncluster: {nodes: 6, spray: 4}\n"
+    job = "job: {kind: decode, tokens: 12, layers: 4, bytes: 16384}\n"
     pauses = "faults: [{kind: pause, node: 2, at_us: 1000, us: 900, every_us: 3000, times: 200}]"
-    told = found(tmp_path, text + pauses)
+    told = found(tmp_path, cluster + job + pauses)
     assert list(told) == ["head_of_line"]
     assert told["head_of_line"].endpoints[0] == 2
 
