@@ -20,7 +20,7 @@ from dpuflow.entries import Rule, latest_two, previous_row
 from dpuflow.entries.rows import EXACT_RULES
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import LATE_SHARE, QUARTER_IN_SIGMAS, SIGMAS
 from dpuflow.verdicts.paths import Paths, What
 from dpuflow.verdicts.steps import jobs, own_rows
 
@@ -338,12 +338,13 @@ def without(account: Account, endpoint: int, from_ns: int | None, steady: bool) 
     """The typical step, and without the endpoint's lateness, ns; None where steps are too few.
 
     ``from_ns``: steps that began before are left out (the rank was not late then). ``steady``: the median
-    step is told, which lateness that comes now and then leaves as it is; else the mean.
+    step is told, which lateness that comes now and then, or in each second step, leaves as it is; else the
+    mean.
     """
     chosen = account.ends_ns - account.lengths_ns >= (NEVER if from_ns is None else from_ns)
     saved = account.saved_ns.get(endpoint, np.zeros(len(chosen), np.int64))
     if chosen.sum() < 2:
         return None
-    typical = np.median if steady else np.mean
+    typical = np.median if steady and np.mean(saved[chosen] > 0) >= LATE_SHARE else np.mean
     lengths = account.lengths_ns[chosen]
     return round(float(typical(lengths))), round(float(typical(lengths - saved[chosen])))
