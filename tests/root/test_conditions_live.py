@@ -125,6 +125,7 @@ def test_each_of_five_conditions_opens_and_closes_once(star: Star, tmp_path: Pat
         since_s = each["since_ns"] / 1e9 - began[each["condition"]]
         soon_s = each["time_ns"] / 1e9 - began[each["condition"]]
         print(f"{each['condition']}: told {soon_s:.1f} s after it began, since {since_s:+.2f} s")
+        assert each["severity"] != "info"
         assert set(each["addresses"]) <= set(happening[each["condition"]][1])
         assert -BEFORE_S < since_s < soon_s
 
