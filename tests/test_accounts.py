@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from dpuflow.entries.relative import previous_row
 from dpuflow.results import Account, Analysis
 from dpuflow.schema.rows import NEVER
 from dpuflow.schema.tables import Vantage
+from dpuflow.verdicts.accounts import without
 from dpuflow.verdicts.paths import Paths, What
 
 MS = 1_000_000
@@ -72,3 +74,13 @@ def test_what_messages_scatter_by_is_no_hidden_cause(shared: Path) -> None:
     (account,) = analyze_tables(read_captures(vantages, 1, None)).analysis.accounts
     assert total(account) == account.step_ns
     assert account.unexplained_share < 0.05
+
+
+@pytest.mark.parametrize(("every", "told"), [(1, (160, 100)), (2, (130, 100)), (4, (115, 100))])
+def test_what_lateness_in_some_of_the_steps_costs_is_told_by_their_mean(
+    every: int, told: tuple[int, int]
+) -> None:
+    """The median step shows nothing of what comes each second time."""
+    saved = np.where(np.arange(20) % every == 0, 60, 0)
+    account = SimpleNamespace(ends_ns=np.cumsum(100 + saved), lengths_ns=100 + saved, saved_ns={3: saved})
+    assert without(account, 3, None, True) == told  # type: ignore[arg-type]

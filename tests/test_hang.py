@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from collective_worlds import HOP, World, algorithm_of, captured, run_job
 
-from dpuflow.analysis import analyze
+from dpuflow.analysis import analyze, analyze_tables, read_captures
 from dpuflow.entries import build_entries
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.findings.unfinished import _overtaken, find_stopped
@@ -54,6 +54,21 @@ def test_who_never_enters_is_named(tmp_path: Path) -> None:
 def test_captures_that_end_in_mid_operation_show_no_hang(tmp_path: Path) -> None:
     result = stopped(tmp_path, LATE_NS, go_on=False)
     assert "hang" not in {finding.condition for finding in result.findings}
+
+
+def test_where_an_agent_left_pairs_out_none_is_told(tmp_path: Path) -> None:
+    """Pairs that it no longer follows look the same."""
+    stopped(tmp_path, LATE_NS, go_on=True)
+    vantages = [Vantage(file.stem, (str(file),)) for file in sorted(tmp_path.iterdir())]
+    captures = read_captures(vantages, 1, None)
+    captures[1].info.skipped["sampled_out"] = 7
+    result = analyze_tables(captures).analysis
+    assert "hang" not in {finding.condition for finding in result.findings}
+    states = {row.condition: row for row in result.judged}
+    for name in ("hang", "desync"):
+        assert states[name].state == "not_judged"
+        assert states[name].reason is not None
+        assert "left out some pairs" in states[name].reason
 
 
 @pytest.mark.parametrize("waits", [False, True])

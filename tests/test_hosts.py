@@ -69,6 +69,17 @@ def test_a_node_that_passes_on_slowly(tmp_path: Path, gbyte_s: float) -> None:
     assert told(result) == (["p2p_throttling"] if gbyte_s < 100 else [])
 
 
+def test_a_node_that_a_steps_path_passes_often_is_not_slow(tmp_path: Path) -> None:
+    """Node 0 is; the path through it waits less often than the one through node 1."""
+    nodes = {
+        "cluster": {"nodes": 3, "gpus_per_node": 4, "nics_per_node": 1},
+        "job": {"kind": "loop", "iterations": 12, "ops": [{"op": "all_reduce", "bytes": 4 << 20}]},
+    }
+    result = played(tmp_path, nodes, {"kind": "nvlink", "node": 0, "gbyte_s": 3.0})
+    named = [each.endpoints for each in result.findings if each.condition == "p2p_throttling"]
+    assert all(result.endpoints[end].address == "10.0.0.1" for ends in named for end in ends)
+
+
 def test_a_shadow_told_as_another_condition_is_not_there_without_that(tmp_path: Path) -> None:
     for row in TABLE.values():
         assert not row.told_as or row.why

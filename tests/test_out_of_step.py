@@ -36,6 +36,21 @@ def test_who_sends_another_size_is_apart() -> None:
     assert other_sizes(BEFORE, rows, RING) == Apart([2], what, [0, 1, 3])
 
 
+def test_who_sends_more_than_anybody_has_to_pass_on_is_apart() -> None:
+    """A chunk of 6 KiB in slices of the usual size and half of it."""
+    rows = sent((0, [4096] * 3), (1, [4096] * 2), (2, [6144, 4096] * 2), (3, [4096]))
+    told = Apart([2], "messages of 6,144 bytes instead of 4,096", [0, 1, 3])
+    assert other_sizes(BEFORE, rows, RING) == told
+
+
+def test_where_chunks_are_uneven_a_larger_one_is_another_size_all_the_same() -> None:
+    before = sent((0, [4096] * 6), (1, [4096] * 6), (2, [4096] * 6), (3, [3072] + [4096] * 5))
+    rows = sent((0, [4096] * 3), (1, [4096] * 2), (2, [8192] * 2), (3, [3072, 4096]))
+    told = Apart([2], "messages of 8,192 bytes instead of 4,096 at most", [0, 1, 3])
+    assert other_sizes(before, rows, RING) == told
+    assert other_sizes(before, sent((0, [5120] * 3), (1, [5120] * 2), (2, [8192]), (3, [3072])), RING) is None
+
+
 def test_of_two_halves_all_are_named() -> None:
     rows = sent((0, [4096] * 3), (1, [4096] * 3), (2, [8192] * 3), (3, [8192] * 3))
     assert other_sizes(BEFORE, rows, RING) == Apart([0, 1, 2, 3], "messages of 4,096 and of 8,192 bytes", [])
@@ -58,7 +73,7 @@ def test_who_goes_on_with_the_others_sizes_is_not_apart() -> None:
 
 def test_where_sizes_differed_before_nothing_is_told() -> None:
     before = sent((0, [4096]), (1, [4096]), (2, [512]), (3, [4096]))
-    assert other_sizes(before, sent((0, [4096] * 3), (1, [4096] * 3), (2, [8192] * 3)), RING) is None
+    assert other_sizes(before, sent((0, [4096] * 3), (1, [4096] * 3), (2, [2048] * 3)), RING) is None
 
 
 def test_messages_that_were_not_seen_and_empty_ones_do_not_count() -> None:

@@ -30,11 +30,18 @@ def found(folder: Path, text: str) -> dict[str, Finding]:
 
 
 def test_what_is_held_is_beyond_the_quickest_quarter_of_its_pair() -> None:
-    took = np.array([10] * 8 + [10, 510] + [7, 7])
-    pair = np.array([1] * 10 + [2] * 2)
+    took = np.array([10] * 29 + [510] + [7] * 29)
+    pair = np.array([1] * 30 + [2] * 29)
     late, known = held_ns(took, pair, surely=True)
-    assert late.tolist() == [0] * 9 + [500, 0, 0]
-    assert known.tolist() == [True] * 10 + [False] * 2  # of two messages nothing is usual
+    assert late.tolist() == [0] * 29 + [500] + [0] * 29
+    assert known.tolist() == [True] * 30 + [False] * 29  # of fewer messages nothing is usual
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_a_job_of_one_step_has_no_port_that_others_fill(tmp_path: Path, seed: int) -> None:
+    """Of few messages some receiver's are late by more than three times the others'."""
+    job = "job: {kind: training, steps: 1, buckets: 1, bucket_bytes: 1MiB}"
+    assert found(tmp_path, f"seed: {seed}\ncluster: {{nodes: 3}}\n{job}") == {}
 
 
 def test_a_port_that_stands_still_is_told_without_any_mark(tmp_path: Path) -> None:
@@ -45,10 +52,20 @@ def test_a_port_that_stands_still_is_told_without_any_mark(tmp_path: Path) -> No
     assert "its port stood still" in told["head_of_line"].summary
 
 
+def test_a_paused_port_to_which_little_goes_is_not_slow(tmp_path: Path) -> None:
+    """Messages and credits of a packet each, over unlike paths: gaps between them are no port's."""
+    cluster = "seed: 1\ncluster: {nodes: 6, spray: 4}\n"
+    job = "job: {kind: decode, tokens: 12, layers: 4, bytes: 16384}\n"
+    pauses = "faults: [{kind: pause, node: 2, at_us: 1000, us: 900, every_us: 3000, times: 200}]"
+    told = found(tmp_path, cluster + job + pauses)
+    assert list(told) == ["head_of_line"]
+    assert told["head_of_line"].endpoints[0] == 2
+
+
 def test_what_scatter_explains_was_not_held() -> None:
-    took, pair = np.array([10, 12, 14, 16, 18, 20, 22, 24, 26, 28]), np.ones(10, np.int64)
-    assert held_ns(took, pair, surely=True)[0].tolist() == [0] * 10
-    assert held_ns(took, pair, surely=False)[0].tolist() == [0, 0, 0, 2, 4, 6, 8, 10, 12, 14]
+    took, pair = np.arange(10, 30).repeat(2), np.ones(40, np.int64)
+    assert held_ns(took, pair, surely=True)[0].tolist() == [0] * 40
+    assert held_ns(took, pair, surely=False)[0].tolist() == np.maximum(took - 15, 0).tolist()
 
 
 def test_the_longest_standstill_of_each_stretch() -> None:

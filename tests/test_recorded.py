@@ -6,12 +6,14 @@ import gzip
 import json
 import os
 import pickle
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import dpuflow
+from dpuflow.cli import run
 from dpuflow.errors import FormatError
 from dpuflow.recorded import compare, read_recorded, say_agreement
 from dpuflow.recorded.calls import Call, op_of
@@ -76,6 +78,60 @@ def test_a_trace_of_the_same_job_agrees_whenever_it_began(
     assert (told.sizes, told.only_file, told.places) == (told.told_sizes, 0, 1 if not first else told.places)
     assert told.apart_ns is not None
     assert told.apart_ns < 100_000
+
+
+def test_traces_of_several_ranks_tell_who_was_last_as_packets_do(tmp_path: Path) -> None:
+    late = {"faults": [{"kind": "gpu_late", "rank": 1, "us": 300}]}
+    write_case(parse_scenario(json.dumps(SCENARIO | late), "test"), str(tmp_path))
+    result = dpuflow.analyze([str(path) for path in sorted(tmp_path.glob("*.pcap.gz"))])
+    truth = json.loads((tmp_path / "truth.json").read_text())["collectives"]
+    files = [tmp_path / f"trace{rank}.json" for rank in (0, 1, 3)]
+    for rank, file in zip((0, 1, 3), files, strict=True):
+        file.write_text(json.dumps(trace(truth, rank, ahead_ns=rank * 5_000_000_000)))
+    said: list[str] = []
+    say_agreement(result, map(str, files), said.append)
+    assert len(said) == 4
+    told = re.search(r"Of 12 collectives .* last in (\d+): the files say the same in (\d+)", said[-1])
+    assert told is not None
+    assert told[1] == told[2]
+    assert int(told[1]) >= 6  # each iteration's first, in which rank 1 is late
+    # What a file says that has rank 3 late instead.
+    entered = [each | {"enter_ns": [*each["enter_ns"][:3], each["enter_ns"][1] + 10**6]} for each in truth]
+    files[2].write_text(json.dumps(trace(entered, 3)))
+    say_agreement(result, map(str, files), said.append)
+    assert f"last in {told[1]}: the files say the same in 0" in said[-1]
+    said.clear()
+    say_agreement(result, [str(files[0])], said.append)
+    assert len(said) == 1  # one rank alone was neither first nor last
+
+
+def test_a_file_of_another_job_is_one_sentence(
+    tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]]
+) -> None:
+    result, truth = job
+    good, other = tmp_path / "good.json", tmp_path / "other.json"
+    good.write_text(json.dumps(trace(truth, 2)))
+    other.write_text(json.dumps(trace([each | {"bytes": 3 * each["bytes"]} for each in truth], 2)))
+    said: list[str] = []
+    with pytest.raises(FormatError, match=r"other\.json.*of another job, or of another time") as error:
+        say_agreement(result, [str(other), str(good)], said.append)
+    assert "\n" not in str(error.value)
+    assert len(said) == 1  # the good one is told all the same
+
+
+def test_below_the_report_a_bad_file_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_case(parse_scenario(json.dumps(SCENARIO), "test"), str(tmp_path))
+    captures = [str(path) for path in sorted(tmp_path.glob("*.pcap.gz"))]
+    huge = tmp_path / "huge.json"
+    with huge.open("wb") as stream:
+        stream.truncate(4 << 30)
+    assert run(["analyze", *captures, "--compare", str(huge)]) == 1
+    out, said = capsys.readouterr()
+    assert "NOBODY" in out
+    assert said.count("\n") == 1
+    assert "huge.json: 4,294,967,296 bytes are more than is read" in said
 
 
 def test_a_flight_recorder_that_saw_another_operation(

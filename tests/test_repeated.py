@@ -9,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from blinded import blind
+from collective_worlds import TIME_0, World, algorithm_of, run_job
 
 from dpuflow import analyze
+from dpuflow.exchanges.build import build_exchanges
+from dpuflow.matching import build_collectives
 from dpuflow.matching.model import Instance, Job
 from dpuflow.matching.repeated import _Pattern, repeated_instances
 from dpuflow.schema.rows import EXCHANGE, NEVER, Op, Wire
@@ -71,6 +74,25 @@ def test_collectives_of_a_job_with_a_late_rank(n: int, late_ns: dict[int, int]) 
         assert instance.order == list(range(n))
         assert rows["data_ns"][instance.rows].tolist() == sorted(sent for sent, *_ in bursts)
         assert instance.view.free == frozenset(range(n))
+
+
+def test_clients_that_ask_in_step_are_no_ranks() -> None:
+    """Each again as soon as it has its answer, so that it takes turns with the other and the front end."""
+    world = World("gloo")
+    run_job(world, algorithm_of(Op.ALL_REDUCE, "ring"), 3 << 10, [0, 1, 2], 60, compute_ns=10 * MS)
+    asked = []
+    for at in range(TIME_0 + MS, TIME_0 + 400 * MS, 40 * MS):
+        for client in (3, 4):
+            asked.append((at + client * US, client, 0, 3000))
+            asked += [(at + token * 8 * MS + client * US, 0, client, 200) for token in (1, 2, 3)]
+    bursts, alone = found(asked)
+    bursts["connection"] += 1000
+    rows = np.concatenate([build_exchanges(world.transfers()), bursts])
+    rows = rows[np.argsort(rows["data_ns"], kind="stable")]
+    assert {tuple(each.order) for each in alone} == {(0, 3, 4)}  # nothing else would tell
+    instances = build_collectives(Job(rows, np.arange(5)))
+    assert len(instances) == 60
+    assert {tuple(sorted(each.order)) for each in instances} == {(0, 1, 2)}
 
 
 def test_two_communicators_with_sizes_of_their_own() -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import dpuflow
+from dpuflow.findings.answers import find_drained_batches
 from dpuflow.findings.clients import _rest_came_late, rise_of, waiting_ahead
 from dpuflow.findings.hosts import since_larger
 from dpuflow.findings.standstills import standstills
@@ -117,6 +118,38 @@ def test_what_clients_suffer_is_named(
     assert "packet_loss" not in found  # the fabric loses nothing
 
 
+@pytest.mark.parametrize("traffic", ["to_clients", "from_clients"])
+def test_losses_of_clients_are_told_from_when_they_began(written: Written, traffic: str) -> None:
+    from_us = 250_000
+    lost = {"kind": "loss", "share": 0.2, "traffic": traffic, "from_us": from_us}
+    folder = written(service({}, {"requests": 10}, lost))
+    found = {row.condition: row for row in analysed(folder).findings}
+    start_ns = found["egress_loss" if traffic == "to_clients" else "ingress_loss"].start_ns
+    began_ns = json.loads((folder / "truth.json").read_text())["conditions"][0]["from_ns"]
+    assert start_ns is not None
+    assert 0 <= start_ns - began_ns < from_us * 100  # a tenth of what was before
+
+
+@pytest.mark.parametrize("static", [False, True])
+def test_a_prompt_that_comes_in_mid_step_waits_for_no_batch(static: bool) -> None:
+    """Two sessions in turn, a step of 100 brings a token to each. The one that was first asks again before
+    the other one has its last token, and has its first one right behind that; or waits for a batch, as long
+    as the other one's answer is longer."""
+    longer = 6 if static else 1
+    begin = np.arange(20) * 100 * (12 + longer)
+    first = np.sort(np.r_[begin + 1, begin])
+    last = np.stack([begin + 1100, begin + 100 * (11 + longer)], axis=1).ravel()
+    asked = np.r_[0, 0, last[:-2] + 51]
+    requests = SimpleNamespace(
+        connections=SimpleNamespace(server=np.zeros(1, np.int64)), whole=np.ones(40, bool),
+        server=np.zeros(40, np.int64), first_ns=first, last_ns=last, asked_ns=asked,
+        gap_p99_ns=np.full(40, 100.0),
+    )  # fmt: skip
+    ends = [SimpleNamespace(address="10.0.0.1", label=None, rank=None)]
+    case = SimpleNamespace(requests=requests, result=SimpleNamespace(endpoints=ends))
+    assert len(list(find_drained_batches(case))) == static  # type: ignore[arg-type]
+
+
 def test_what_losses_delay_is_no_backlog_of_the_front_end(written: Written) -> None:
     clients = {"hosts": 6, "sessions": 3, "requests": 5, "think_us": 4000, "tokens": 24}
     lost = {"kind": "loss", "share": 0.03, "traffic": "to_clients"}
@@ -187,20 +220,23 @@ def test_a_nic_stands_still_where_nothing_ends_for_longer_than_all_of_it_takes()
     assert stall[1] >= 8000
 
 
-def frames_of(log: list[tuple[int, bool, int, bytes]]) -> bytes:
-    """A pcap of raw IPv4 of (time ns, from client, client's port, data); ACKs are left out."""
+def frames_of(log: list[tuple[int, bool, int, bytes]], *, snaplen: int = 65535, second: int = 8000) -> bytes:
+    """A pcap of raw IPv4 of (time ns, from client, client's port, data); ACKs are left out. ``second``: the
+    server's port for clients of odd ports."""
     made = [struct.pack("<IHHiIII", 0xA1B23C4D, 2, 4, 0, 0, 65535, 101)]
     sent: dict[tuple[int, bool], int] = {}
     client, server = socket.inet_aton("192.0.2.9"), socket.inet_aton("10.0.0.1")
     for at, up, port, data in sorted(log):
         seq, ack = sent.get((port, up), 1), sent.get((port, not up), 1)
         sent[port, up] = seq + len(data)
-        ports = (port, 8000) if up else (8000, port)
+        service = second if port % 2 else 8000
+        ports = (port, service) if up else (service, port)
         tcp = struct.pack(">HHIIBBHHH", *ports, seq, ack, 5 << 4, 0x18, 65535, 0, 0)
         ends = client + server if up else server + client
         ip = struct.pack(">BBHHHBBH", 0x45, 0, 40 + len(data), 0, 0, 64, 6, 0) + ends
         frame = ip + tcp + data
-        made.append(struct.pack("<IIII", at // 10**9, at % 10**9, len(frame), len(frame)) + frame)
+        kept = frame[:snaplen]
+        made.append(struct.pack("<IIII", at // 10**9, at % 10**9, len(kept), len(frame)) + kept)
     return b"".join(made)
 
 

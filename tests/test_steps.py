@@ -111,6 +111,8 @@ def test_sizes_that_change_anywhere_part_no_steps() -> None:
         ([8, 8, 64, 80, 24, 16], 24),  # prompts of two lengths
         ([16, 16, 16], 16),
         ([8, 24, 24, 24], 24),  # one request, then three at once
+        ([8, 40, 16, 40, 24, 40, 32, 24, 40, 32, 24], 32),  # each request read before it joins the batch
+        ([8, 16, 24, 32, 40, 32, 24, 32, 40, 32, 24], 40),  # read by others
     ],
 )
 def test_batches_grow_by_a_request_at_a_time(sizes: list[int], largest: int) -> None:

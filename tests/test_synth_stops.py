@@ -127,6 +127,34 @@ def test_who_is_out_of_step_over_roce_is_named(
     assert found(tmp_path, nodes) == [told]
 
 
+@pytest.mark.parametrize("nodes", [6, 8])
+def test_who_is_out_of_step_is_named_though_all_finish_that_operation(tmp_path: Path, nodes: int) -> None:
+    """As many messages, but larger ones: all go on, and what is left is more than one operation."""
+    fault = stopped(kind="desync", bytes=3 << 18, iteration=4) | {"cluster": {"nodes": nodes}}
+    write_case(loop("op: all_reduce, bytes: 256KiB", settings(**fault), iterations=9), str(tmp_path))
+    assert found(tmp_path) == [("desync", ["10.0.0.3"])]
+
+
+def test_what_is_left_of_an_operation_out_of_step_is_no_other_one(tmp_path: Path) -> None:
+    """On one of the channels seven messages in a row of it look like a broadcast."""
+    host = {"nodes": 8, "link_gbps": 1, "latency_us": 30, "mtu": 1024}
+    job = {
+        "kind": "training", "steps": 6, "layers": 2, "buckets": 2, "bucket_bytes": 1 << 18, "tp_bytes": 0,
+        "forward_us": 20_000,
+    }  # fmt: skip
+    fault = stopped(kind="desync", bytes=3 << 18, rank=4, iteration=5, us=1_000_000)
+    scenario = {
+        "name": "x",
+        "seed": 7329,
+        "machine": {"profile": "host"},
+        "job": job,
+        **fault,
+        "cluster": host,
+    }
+    write_case(parse_scenario(json.dumps(scenario), "x"), str(tmp_path))
+    assert found(tmp_path) == [("desync", ["10.0.0.5"])]
+
+
 def test_of_two_ranks_out_of_step_both_are_named(tmp_path: Path) -> None:
     fault = stopped(kind="desync", bytes=4 << 20, rank=1) | {"cluster": {"nodes": 2}}
     write_case(loop(REDUCE, settings(**fault), iterations=6), str(tmp_path))

@@ -109,6 +109,7 @@ if [ "$want" = test ]; then
     need openssl openssl
     need tcpdump tcpdump
     need bpftool bpftool
+    need iptables iptables
     need ovsdb-tool openvswitch-common
 fi
 # shellcheck disable=SC2086 # one word a package

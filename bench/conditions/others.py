@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import tempfile
+from math import inf
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -44,6 +45,12 @@ class Told(NamedTuple):
 
 def _analysed(folder: str) -> Analysis:
     return dpuflow.analyze([str(path) for path in sorted(Path(folder).glob("*.pcap.gz"))])
+
+
+def _node_of(folder: str) -> dict[str, int]:
+    """Nodes by address."""
+    nodes = json.loads((Path(folder) / "meta.json").read_text())["nodes"]
+    return {address: each["node"] for each in nodes for address in each["ips"]}
 
 
 def _truth(folder: str) -> dict[str, Any]:
@@ -91,7 +98,7 @@ def onset(number: int) -> Told:
             return Told(name, None)
     mine = [each for each in result.findings if each.condition == name]
     if not mine:
-        return Told(name, "missed")
+        return Told(name, "missed", inf)
     began_ns = truth["conditions"][0]["from_ns"]
     off = min((abs((each.start_ns or 0) - began_ns) / abs(usual) for each in mine), default=0.0)
     return Told(name, "right" if off <= RIGHT_AWAY else "wrong", off)
@@ -147,13 +154,17 @@ def shadow(number: int) -> Told:
         with tempfile.TemporaryDirectory() as folder:
             play(scenario | {"faults": each}, folder)
             took.append(lasted(folder)[which])
-            result = _analysed(folder)
+            result, of = _analysed(folder), _node_of(folder)
     if 1 - took[0] / took[1] < TWICE:
         return Told(name, None)
     told = {each.condition for each in result.findings}
     told |= {part.condition for each in result.findings for part in each.consists_of}
     if name in told:
-        return Told(name, "right")
+        rank = faults[0].get("rank", 0) // cluster.get("gpus_per_node", 1)
+        guilty = faults[0].get("node", rank if "rank" in faults[0] else None)
+        at = [each.endpoints for each in result.findings if each.condition == name]
+        places = {of.get(result.endpoints[end].address) for ends in at for end in ends}
+        return Told(name, "right" if guilty is None or not at or guilty in places else "wrong")
     return Told(name, "alternative" if told & set(SHADOWS[name]) else "missed")
 
 
@@ -175,8 +186,7 @@ def inside(number: int) -> Told:
     with tempfile.TemporaryDirectory() as folder:
         play(scenario, folder)
         result = _analysed(folder)
-        ips = json.loads((Path(folder) / "meta.json").read_text())["nodes"]
-    of = {address: each["node"] for each in ips for address in each["ips"]}
+        of = _node_of(folder)
     named = {
         of[result.endpoints[end].address]
         for each in result.findings

@@ -102,8 +102,9 @@ ROWS: Final = (
         "Packets are retransmitted that the receiver lacked, or whose acknowledgment was lost; what it"
         " had already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left"
         " out.",
-        "more than one in ten thousand of a flow's packets is lost, and that delayed messages. Of RoCE from"
-        " one end alone: as often as the receiver asked again (NAK).",
+        "more than one in ten thousand of a flow's packets is lost, or what a sender lost delayed its"
+        " messages for a hundredth of the time. Of RoCE from one end alone: as often as the receiver asked"
+        " again (NAK).",
         "The time of that delay, as far as it lies on the critical path of steps, or in steps"
         " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"
@@ -199,7 +200,7 @@ ROWS: Final = (
         "Take stacks of the processes named first: they are stopped, wait for something else, or run another"
         " operation than their peers; those that wait show the same stack.",
         ("ranks that disagree on which operation comes next",),
-        ("operations",),
+        ("operations", "pairs"),
         explains=("straggler", "credit_starvation", "early_stop_skew", "ingress_starvation"),
     ),
     Condition(
@@ -212,7 +213,7 @@ ROWS: Final = (
         "Compare what these processes call, in which order and with which sizes: a branch that only some"
         " ranks take, an uneven last batch, parameters that differ.",
         ("ranks that disagree on which operation comes next",),
-        ("operations",),
+        ("operations", "pairs"),
         explains=("straggler", "credit_starvation", "early_stop_skew", "ingress_starvation"),
     ),
     Condition(

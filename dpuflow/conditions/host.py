@@ -87,8 +87,9 @@ ROWS: Final = (
     Condition(
         "p2p_throttling",
         PCIE,
-        "What comes into a node goes out again later than at the other nodes, summed over a step.",
-        "that delay is more than twice the median of the job's other nodes, and more than that of any.",
+        "What comes into a node goes out again later than at the other nodes.",
+        "that delay, each time that the critical path of a step passes the node, is more than twice the"
+        " median of the job's other nodes, and more than that of any.",
         f"The delay beyond the other nodes' median: {_OF_RANKS}.",
         "Look at the links between the node's GPUs: topology, NVLink errors, peer-to-peer access.",
         ("GPUs behind the node's first that are late themselves", "a larger shard on that node"),

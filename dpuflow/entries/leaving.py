@@ -68,7 +68,7 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
     last[receiver[ends]] = picked["data"][ends]
     fed = came != NEVER
     far = _far(places)
-    sent, heard = _sent(places, far)
+    sent, heard, again = _sent(places, far)
     leave = np.where(fed, np.maximum(came, heard), came)
     done = _of_nodes(places, leave)
     # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
@@ -83,7 +83,8 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
         staged[sender[rows]] = True
     # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
     filled = filled_ns(picked, places.instances, places.of, sender, total)
-    own = np.minimum(sent, filled)
+    # What it then sends waits until the adapter has heard of what it had to send again.
+    own = np.maximum(np.minimum(sent, filled), again)
     # What was announced and not seen to come it still had to get: when it was done is not known.
     lacking = np.zeros(total, bool)
     begun = (picked["offer_ns"] != NEVER) | (picked["data_ns"] != NEVER)
@@ -108,8 +109,9 @@ def _far(places: Places) -> Bools:
     return np.fromiter(beyond, bool, len(places))
 
 
-def _sent(places: Places, far: Bools) -> tuple[Ints, Ints]:
-    """By row when all the rank's data had left; and when it had heard that its peers had read theirs."""
+def _sent(places: Places, far: Bools) -> tuple[Ints, Ints, Ints]:
+    """By row when all the rank's data had left; when it had heard that its peers had read theirs; and when
+    what it sent again was acknowledged."""
     picked, sender = places.picked, places.sender
     sent = np.full(len(places), NEVER, np.int64)
     # What arrived from a rank without a capture of its own may have left as early as its first packet.
@@ -117,13 +119,14 @@ def _sent(places: Places, far: Bools) -> tuple[Ints, Ints]:
     np.maximum.at(sent, sender, np.where(begun, picked["data_ns"], picked["data_end_ns"]))
     # Data sent again is not done with until it is acknowledged. Other ACKs may come at leisure.
     resent = picked["retransmitted"] > 0
-    np.maximum.at(sent, sender[resent], picked["acked_ns"][resent])
+    again = np.full(len(places), NEVER, np.int64)
+    np.maximum.at(again, sender[resent], picked["acked_ns"][resent])
     # Who lets its peer read goes on when it hears that it has.
     let = (picked["wire"] == Wire.ROCE_READ) & (picked["op"] != Op.UNKNOWN)
     let |= (picked["wire"] == Wire.TAGGED_DONE) & (picked["acked_ns"] != NEVER)
     heard = np.full(len(places), NEVER, np.int64)
     np.maximum.at(heard, sender[let], picked["acked_ns"][let])
-    return np.maximum(sent, heard), heard
+    return np.maximum(np.maximum(sent, heard), again), heard, again
 
 
 def _of_nodes(places: Places, leave: Ints) -> Ints:

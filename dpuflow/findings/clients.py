@@ -8,6 +8,7 @@ import numpy as np
 
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.losses import LOSS_SHARE
+from dpuflow.findings.onset import lasting
 from dpuflow.quantities import duration, listed, name_of, percent
 from dpuflow.schema.rows import NEVER
 
@@ -291,9 +292,22 @@ def _client_loss(
     return make_finding(
         condition,
         [server, *clients],
-        (int(flows["first_ns"].min()), int(flows["last_ns"].max())),
+        _losing(case, condition == "ingress_loss", server, held_ns, rows),
         Cost(held, share),
         FEWEST / (FEWEST + 1) if again < FEWEST else 0.9,
         f"{again} of {packets} segments {way} clients of {name_of(ends[server])} were retransmitted{whose}:"
         f" requests waited {duration(held)} for them in total ({percent(share)} of their time).",
     )
+
+
+def _losing(case: Case, up: bool, server: int, held_ns: Ints, rows: Ints) -> tuple[int, int]:
+    """From when to when prompts (``up``) or answers of a front end were held up by losses; ``held_ns``: by
+    request; ``rows``: of FLOW."""
+    requests, flows = case.requests, case.joined.flows[rows]
+    mine = (requests.held[1] == up) & (requests.connections.server[requests.held[0]] == server)
+    stretches, seen = requests.held[2:, mine], requests.token_ns
+    if up:
+        seen = requests.asked_ns[requests.asked_ns != NEVER]
+        late, over = held_ns[held_ns > 0], requests.asked_ns[held_ns > 0]
+        stretches = np.concatenate([stretches, np.stack([over - late, over])], axis=1)
+    return lasting(stretches, seen, (int(flows["first_ns"].min()), int(flows["last_ns"].max())))

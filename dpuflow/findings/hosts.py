@@ -116,17 +116,21 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
     """One finding for each job one of whose nodes passes on what it takes in more slowly than all others."""
     ends = case.result.endpoints
     for account in case.inferred.accounts:
-        within: dict[int, int] = {}
+        # Which node the path passes often is no sign of it.
+        within: dict[int, float] = {}
+        passes: dict[int, int] = {}
         for end, ns in account.in_node.items():
             node = ends[end].node
             place = end if node is None else node
-            within[place] = within.get(place, 0) + ns
+            within[place] = within.get(place, 0.0) + ns
+            passes[place] = passes.get(place, 0) + account.passes[end]
         if len(within) <= TWICE:
             continue
+        within = {place: ns / max(passes[place], 1) for place, ns in within.items()}
         most = max(within, key=within.__getitem__)
         others = [ns for node, ns in within.items() if node != most]
         usual = float(np.median(others))
-        share = (within[most] - usual) / max(account.step_ns, 1)
+        share = (within[most] - usual) * passes[most] / max(account.step_ns, 1)
         if within[most] <= TWICE * max(usual, max(others) / TWICE) or share < SMALL_SHARE:
             continue
         yield make_finding(
@@ -135,8 +139,8 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(round(share * case.span_ns(account.endpoints) * len(account.endpoints)), share),
             0.5,
-            f"Data that the node of {name_of(ends[most])} passes on leaves it {duration(within[most])} later"
-            f" (a step's total), that of other nodes {duration(round(usual))}: {percent(share)} of the step.",
+            f"Data that the node of {name_of(ends[most])} passes on leaves it {duration(round(within[most]))}"
+            f" later, that of other nodes {duration(round(usual))}: {percent(share)} of the step.",
         )
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.stretches import covered_ns
-from dpuflow.findings.case import make_finding
+from dpuflow.findings.case import SMALL_SHARE, make_finding
 from dpuflow.findings.evidence import message_evidence, most
 from dpuflow.findings.onset import lasting
 from dpuflow.quantities import duration, listed, name_of, percent
@@ -34,6 +34,19 @@ def too_often(case: Case) -> NDArray[np.bool_]:
     return np.asarray(case.repeats.lost > np.maximum(1, LOSS_SHARE * packets))
 
 
+def _costly(case: Case) -> NDArray[np.bool_]:
+    """Flows of senders whose losses held messages up for a hundredth of the time, however few they were: a
+    timeout of RoCE takes seconds."""
+    flows = case.joined.flows
+    lossy = (case.repeats.lost > 0) & ~case.of_clients
+    long = [
+        sender
+        for sender in np.unique(flows["src"][lossy]).tolist()
+        if covered_ns(held_by_losses(case, sender)) >= SMALL_SHARE * case.span_ns([sender])
+    ]
+    return np.asarray(lossy & np.isin(flows["src"], long))
+
+
 def find_losses(case: Case) -> Iterator[Finding]:
     """One finding for each place where packets are lost, as severe as the time that it cost.
 
@@ -43,7 +56,8 @@ def find_losses(case: Case) -> Iterator[Finding]:
     from dpuflow.kernels.links import AGAIN
 
     flows, sent, repeats = case.joined.flows, case.sent, case.repeats
-    for place, numbers in _lossy_places(flows, repeats.lost, too_often(case) & ~case.of_clients):
+    chosen = (too_often(case) | _costly(case)) & ~case.of_clients
+    for place, numbers in _lossy_places(flows, repeats.lost, chosen):
         senders = sorted({int(flows["src"][n]) for n in numbers}, key=lambda end: end != place)
         lost, again, packets = (
             int(column[numbers].sum()) for column in (repeats.lost, flows["retransmitted"], flows["packets"])

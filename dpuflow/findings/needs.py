@@ -19,6 +19,13 @@ def _operations(case: Case) -> str | None:
     return "no collective operation was recognised"
 
 
+def _pairs(case: Case) -> str | None:
+    # A pair that is left out from some time on looks as if it stood still.
+    if not any(tables.info.skipped.get("sampled_out") for tables in case.captures):
+        return None
+    return "an agent short of CPU or memory left out some pairs of hosts, and what these did is not known"
+
+
 def _tokens(case: Case) -> str | None:
     if any(each is not None for each in case.inferred.tokens):
         return None
@@ -88,6 +95,7 @@ STEPS: Final = 6
 
 NEEDS: Final[dict[str, Callable[[Case], str | None]]] = {
     "operations": _operations,
+    "pairs": _pairs,
     "tokens": _tokens,
     "steps": _steps,
     "nodes": _nodes,

@@ -57,13 +57,19 @@ def other_operation(
 
 def other_sizes(before: Rows, rows: Rows, members: Sequence[int]) -> Apart | None:
     """Ranks whose messages of an operation are all of other sizes than most ranks', where those of the one
-    ``before`` it were alike; all of them where half stand against half. Both are EXCHANGE rows.
+    ``before`` it were alike; all of them where half stand against half. Both are EXCHANGE rows. Ranks, too,
+    that send larger ones than anybody did in the one ``before`` while most go on with its sizes.
 
     One rank alone may have less to send: a ring's last chunk is what is left of the buffer, and whose chunk
     that is passes on whole ones only after it. Where all ``members`` sent, they would have gone on.
     """
-    sent = _sizes(rows)
+    sent, known = _sizes(rows), {size for sizes in _sizes(before).values() for size in sizes}
     first = {end: sizes[0] for end, sizes in sent.items()}
+    larger = sorted(end for end, size in first.items() if size > max(known, default=size))
+    alike = sorted(end for end, sizes in sent.items() if known.issuperset(sizes))
+    if larger and len(larger) < len(alike) == len(sent) - len(larger):
+        at_most = f"{max(known):,}{' at most' if len(known) > 1 else ''}"
+        return Apart(larger, f"messages of {first[larger[0]]:,} bytes instead of {at_most}", alike)
     usual = Counter(first.values()).most_common(2)
     if len(usual) < 2 or len({sizes[0] for sizes in _sizes(before).values()}) != 1:
         return None

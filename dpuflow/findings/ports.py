@@ -35,7 +35,10 @@ if TYPE_CHECKING:
     Ints = NDArray[np.int64]
 
 FEWEST: Final = 8
-"""Messages of a pair that it takes to say what is usual."""
+"""Messages that it takes to tell a port's pace."""
+SEVERAL: Final = 30
+"""Messages of a pair that it takes to say what is usual, and what is beyond three standard deviations: with
+fewer some receiver stands out by chance, in a job of one step."""
 PACKETS: Final = 3
 """Packets of a message that it takes to tell a port's pace."""
 TIMES: Final = 3
@@ -145,6 +148,8 @@ def pace_ns(part: Rows) -> float:
     part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
     end = part["arrived_end_ns"]
     queued = np.flatnonzero(part["sent_end_ns"][1:] < end[:-1]) + 1
+    # Credits are over before the next one is sent: the time between them is no port's.
+    queued = queued[2 * part["bytes"][queued] >= part["bytes"].max(initial=0)]
     if len(queued) < FEWEST:
         return 0.0
     return float(np.percentile((end[queued] - end[queued - 1]) / part["bytes"][queued], 10))
@@ -210,7 +215,7 @@ def held_ns(took: Ints, pair: Ints, *, surely: bool) -> tuple[Ints, NDArray[np.b
     # Software takes any time.
     scatter[order] = np.repeat((1 + SIGMAS / QUARTER_IN_SIGMAS) * (middle - quarter), counts)
     several[order] = np.repeat(counts, counts)
-    known: NDArray[np.bool_] = several >= FEWEST
+    known: NDArray[np.bool_] = several >= SEVERAL
     late = took - usual
     return np.where(known & (late > (scatter if surely else 0)), late, 0), known
 

@@ -12,6 +12,7 @@ from dpuflow.findings.evidence import message_evidence, worst
 from dpuflow.findings.losses import FEWEST, too_often
 from dpuflow.findings.onset import lasting
 from dpuflow.quantities import listed, name_of
+from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import CRITICAL_SHARE
 
 if TYPE_CHECKING:
@@ -87,7 +88,11 @@ def _together(case: Case) -> Iterator[_Slow]:
         sending = moved["sent_end_ns"] - moved["sent_ns"]
         receiving = moved["arrived_end_ns"] - moved["arrived_ns"]
         took = np.maximum(sending, receiving) / np.maximum(moved["bytes"].astype(np.float64), 1)
-        unlike = any((src in captured) != (dst in captured) for src, dst, _ in here)
+        # A link that turned slow is held to itself.
+        unlike = any(
+            (src in captured) != (dst in captured) and links.since_ns[number] == NEVER
+            for src, dst, number in here
+        )
         marked = _by_queues(moved["ecn_marked"] > 0, took, usual)
         yield _Slow(node, here, rows, took, closed, lossy, marked, unlike)
 

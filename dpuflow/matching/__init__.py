@@ -6,6 +6,7 @@ Message structure decides, never idle gaps: tags where the library counts its co
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 __all__ = ["Instance", "Job", "build_collectives", "count_untold"]
 
 
+FEWEST: Final = 4
+"""Collectives from which on it is known who the ranks of a job are."""
 FEW_RANKS: Final = 3
 """All trees of so many ranks look alike: a path. NCCL's double tree over more has edges of its own."""
 
@@ -78,8 +81,8 @@ def build_collectives(job: Job) -> list[Instance]:
     sent = np.flatnonzero((wire == Wire.NCCL_DATA) & (exchanges["data_ns"] != NEVER))
     streamed, unread = socket_instances(job, sent)
     instances.extend(streamed)
-    bursts = np.union1d(np.flatnonzero(wire == Wire.TCP_BURST), unread)
-    instances.extend(repeated_instances(job, bursts))
+    bursts = _among_ranks(exchanges, np.flatnonzero(wire == Wire.TCP_BURST), instances)
+    instances.extend(repeated_instances(job, np.union1d(bursts, unread)))
     for communicator in _communicators(exchanges, np.flatnonzero(op == Op.SEND_RECV)):
         rounds, alone = rounds_of(job, communicator)
         instances.extend([*rounds, *_send_recv(exchanges, alone)])
@@ -87,6 +90,16 @@ def build_collectives(job: Job) -> list[Instance]:
     _tell_views(job, instances)
     instances.sort(key=lambda instance: int(instance.rows[0]))
     return instances
+
+
+def _among_ranks(exchanges: Rows, bursts: Ints, instances: Sequence[Instance]) -> Ints:
+    """``bursts`` but those between a rank of whole collectives and an endpoint that is in none of them: so
+    clients speak with a service, over and over again, too."""
+    whole = Counter(end for instance in instances if instance.complete for end in instance.order)
+    ranks = [end for end, count in whole.items() if count >= FEWEST]
+    src, dst = (np.isin(exchanges[end][bursts], ranks) for end in ("src", "dst"))
+    among: Ints = bursts[src == dst]
+    return among
 
 
 def _tell_views(job: Job, instances: list[Instance]) -> None:

@@ -20,7 +20,7 @@ import numpy as np
 from dpuflow.arrays.ordering import spans
 from dpuflow.framing import MPI_SCAN_TAGS
 from dpuflow.matching.hypotheses import SAMPLE, Proposer
-from dpuflow.matching.model import MOST, Instance, InstanceView, placed
+from dpuflow.matching.model import MOST, TWICE, Instance, InstanceView, placed
 from dpuflow.matching.program import in_program_order, read_processes
 from dpuflow.matching.recognise import whole_size
 from dpuflow.matching.scoring import Scorer
@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from dpuflow.matching.streams import Streams
     from dpuflow.schema.tables import Rows
 
+IN_A_ROW = 4
+"""So many of the same collectives in a row are followed by it once more."""
 ALIGNMENTS = 512
 """Messages to drop at most in search of a collective's beginning: several collectives of a few ranks."""
 TRIES = 24
@@ -148,8 +150,13 @@ class _Segmenter:
         """Cut all; ``settled``: the streams begin where a collective begins."""
         found: list[Instance] = []
         stray: list[Ints] = []
+        tail = 0
         while self.streams:
             drop, chosen = self._align(settled)
+            # A job ends in one that one rank makes larger, and others have begun the next: it is not what a
+            # part of that looks like.
+            if self.op == Op.UNKNOWN and self.streams.count < tail and np.sum(drop):
+                drop, chosen = self.streams.count, None
             stray.append(self._drop(drop))
             if chosen is None:
                 continue
@@ -157,10 +164,10 @@ class _Segmenter:
                 found.extend(self._stray(stray))
                 stray = []
             hypothesis, alternatives = chosen
-            found.extend(
-                self._take(hypothesis, self.proposer.run_length(self.streams, hypothesis), alternatives)
-            )
+            count = self.proposer.run_length(self.streams, hypothesis)
+            found.extend(self._take(hypothesis, count, alternatives))
             settled = True
+            tail = TWICE * hypothesis.messages if count >= IN_A_ROW else 0
             left = self.streams.count
             if self.op == Op.UNKNOWN and left < hypothesis.messages:
                 # The capture ends within a collective; half an all_reduce would pass for an all_gather.

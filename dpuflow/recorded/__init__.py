@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.errors import DpuflowError
-from dpuflow.recorded.compare import Agreement, compare
+from dpuflow.errors import DpuflowError, FormatError
+from dpuflow.recorded.compare import Agreement, compare, together
 from dpuflow.recorded.read import read_recorded
 
 if TYPE_CHECKING:
@@ -18,17 +18,32 @@ if TYPE_CHECKING:
 
     from dpuflow.results import Analysis
 
-__all__ = ["Agreement", "compare", "read_recorded", "say_agreement"]
+__all__ = ["Agreement", "compare", "read_recorded", "say_agreement", "together"]
 
 
 def say_agreement(result: Analysis, files: Iterable[str], say: Callable[[str], object]) -> None:
-    """Say of each rank of each file how far it agrees; a bad file is raised when the others are done."""
+    """Say of each rank of each file how far it agrees, and of all together who was last; a bad file, or one
+    of another job, is raised when the others are done."""
     bad: Exception | None = None
+    told: list[Agreement] = []
     for file in files:
         try:
-            for each in read_recorded(file):
-                say(str(compare(result, each)))
+            found = [compare(result, each) for each in read_recorded(file)]
+            if all(not each.both and each.only_captures for each in found):
+                calls = sum(each.only_file for each in found)
+                raise FormatError(
+                    file,
+                    f"of another job, or of another time: operation and size of its {calls:,} calls agree"
+                    f" with no collectives of {', '.join(each.who for each in found)}",
+                )
         except (DpuflowError, OSError) as error:
             bad = bad or error
+            continue
+        told += found
+        for each in found:
+            say(str(each))
+    whole = together(told)
+    if whole is not None:
+        say(whole)
     if bad is not None:
         raise bad

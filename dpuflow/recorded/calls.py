@@ -28,6 +28,8 @@ class Call:
     bytes: int | None
     begin_ns: int | None = None
     end_ns: int | None = None
+    collective: int | None = None  # as the packets show it: its number in the result
+    error_ns: int = 0
 
 
 @dataclass

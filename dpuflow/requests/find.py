@@ -59,6 +59,7 @@ class Requests:
     token_ns: Ints = field(repr=False)  # when each token left, request by request
     late_ns: Ints = field(repr=False)  # by how much each was acknowledged after it left, NEVER if unknown
     offsets: Ints = field(repr=False)  # tokens of request i: offsets[i] to offsets[i + 1]
+    held: Ints = field(repr=False)  # by losses, bursts: row of ``connections``, 1 of a prompt, from, to
     shared: int = 0  # connections that several streams share
     seen: bool = False  # some front end has a capture of its own
 
@@ -191,6 +192,8 @@ def _cut(
     final = np.r_[of[begin][1:] != of[begin][:-1], True] if count else whole
     slow = np.where(np.isnan(p99), 0.0, 2 * np.nan_to_num(p99))
     whole &= ~final | (end_ns - last > slow)
+    lost = _held(bursts, asking, down)
+    late_ns = lost[1] - lost[0]
     made: dict[str, NDArray[Any]] = {
         "connection": of[begin],
         "prompt_bytes": add(bursts["bytes"], asking),
@@ -202,12 +205,13 @@ def _cut(
         "tokens": tokens,
         "gap_ns": gap,
         "gap_p99_ns": p99,
-        "held_ns": _held(bursts, number, asking, down, count),
+        "held_ns": add(late_ns, late_ns > 0),
         "again_up": add(_sent_again(bursts), asking),
         "again_down": add(_sent_again(bursts), down),
         "whole": whole,
     }
-    return _in_time(made, {"token_ns": token_ns, "late_ns": late}, offsets)
+    held = np.stack([of, up, *lost])[:, late_ns > 0]
+    return {**_in_time(made, {"token_ns": token_ns, "late_ns": late}, offsets), "held": held}
 
 
 def _in_time(
@@ -237,16 +241,17 @@ def _sent_again(bursts: Rows) -> NDArray[np.bool_]:
     return np.asarray((bursts["retransmitted"] > 0) | ((bursts["flags"] & MessageFlag.REORDERED) != 0))
 
 
-def _held(bursts: Rows, number: Ints, asking: NDArray[np.bool_], down: NDArray[np.bool_], count: int) -> Ints:
-    """By how much lost packets held up each request: bursts that took longer than they usually do."""
-    held = np.zeros(count)
+def _held(bursts: Rows, asking: NDArray[np.bool_], down: NDArray[np.bool_]) -> Ints:
+    """From when to when each burst was held up because packets of it were lost, which it took longer than
+    bursts usually do: two rows."""
     again = _sent_again(bursts)
-    took = (bursts["arrived_end_ns"] - bursts["sent_ns"]).astype(np.float64)
+    over = bursts["arrived_end_ns"].astype(np.int64)
     # An answer is seen as it leaves, a prompt as it comes.
     acked = down & (bursts["acked_ns"] != NEVER)
-    took[acked] = (bursts["acked_ns"] - bursts["sent_ns"])[acked]
+    over[acked] = bursts["acked_ns"][acked]
+    took, longer = over - bursts["sent_ns"], np.zeros(len(bursts), np.int64)
     for part in (asking, acked):
         sound, hit = part & ~again, part & again
-        usual = float(np.median(took[sound])) if sound.any() else 0.0
-        np.add.at(held, number[hit], np.maximum(took[hit] - usual, 0.0))
-    return held.astype(np.int64)
+        usual = int(np.median(took[sound])) if sound.any() else 0
+        longer[hit] = np.maximum(took[hit] - usual, 0)
+    return np.stack([over - longer, over])

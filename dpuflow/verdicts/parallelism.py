@@ -36,6 +36,9 @@ OFTEN = 2
 FEWEST_REDUCTIONS = 8
 """All_reduces that a token takes at the least: two a layer, and no model in use has fewer than four."""
 
+FEWEST_GROWN = 4
+"""Times that a batch grew by a request, each behind a prompt: no accident any more."""
+
 
 def group_kinds(
     groups: Sequence[Sequence[int]],
@@ -178,10 +181,21 @@ def find_tokens(
 
 
 def _largest_batch(sizes: Ints) -> int:
-    """Of sizes of steps the largest that tokens have: batches grow by a request at a time, and a prompt is
-    many tokens at once. What most steps have is a batch."""
+    """Of sizes of steps, in order of time, the largest that tokens have: batches grow by a request at a time,
+    and a prompt is many tokens at once. What most steps have is a batch.
+
+    Where prompts are read by the same ranks a batch grows by no more requests than were read since its last
+    step. Else a prompt is twice as large as any batch at the least.
+    """
     each = np.unique(sizes)
     one = int(np.gcd.reduce(each))
+    for largest in each[-2::-1].tolist():
+        batch = np.flatnonzero(sizes <= largest)
+        if 2 * len(batch) <= len(sizes):
+            break
+        grown, read = np.diff(sizes[batch]) // one, np.diff(batch) - 1
+        if (grown <= read).all() and (grown > 0).sum() >= FEWEST_GROWN:
+            return int(largest)
     prompts = (each[1:] >= 2 * each[:-1]) & (np.diff(each) > one) & (each[1:] > np.median(sizes))
     return int(each[np.flatnonzero(prompts)[0]] if prompts.any() else each[-1])
 

@@ -138,3 +138,39 @@ class Capture:
             self.said = self.first_line + said.decode()
             self.status = self.process.returncode
         return self.status
+
+
+class Star:
+    """Namespaces with an interface ``eth`` each, 10.78.0.1 and so on, at ports ``p0`` ... of one switch."""
+
+    def __init__(self, count: int) -> None:
+        self.switch = f"dpuflow-s{os.getpid()}"
+        self.hosts = [f"dpuflow-{n}s{os.getpid()}" for n in range(count)]
+        self.b = self.hosts[0]  # where an agent runs
+        run("ip", "netns", "add", self.switch)
+        run("ip", "-n", self.switch, "link", "add", "bridge", "type", "bridge")
+        run("ip", "-n", self.switch, "link", "set", "bridge", "up")
+        for n, space in enumerate(self.hosts):
+            run("ip", "netns", "add", space)
+            # One packet is one frame, as on a wire.
+            run("ip", "-n", space, "link", "add", "eth", "gso_max_segs", "1", "type", "veth",
+                "peer", "name", f"p{n}", "netns", self.switch)  # fmt: skip
+            run("ip", "-n", self.switch, "link", "set", f"p{n}", "master", "bridge", "up")
+            run("ip", "-n", space, "addr", "add", f"{self.address(n)}/24", "dev", "eth")
+            run("ip", "-n", space, "link", "set", "lo", "up")
+            run("ip", "-n", space, "link", "set", "eth", "up")
+
+    @staticmethod
+    def address(n: int) -> str:
+        return f"10.78.0.{n + 1}"
+
+    def close(self) -> None:
+        for space in (*self.hosts, self.switch):
+            subprocess.run(["ip", "netns", "del", space], capture_output=True)
+
+    def start(self, n: int, *command: str, **more: object) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            ["ip", "netns", "exec", self.hosts[n], *command],
+            env=ENVIRONMENT,
+            **more,  # type: ignore[call-overload]
+        )

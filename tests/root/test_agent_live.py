@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network import Pair, run
+from network import Pair, Star, run
 from send import renamed
 from test_live_job import job, run_job  # noqa: F401
 
@@ -27,7 +27,9 @@ AROUND = 5  # steps: the onset is told to within so many, where the machine itse
 class Agent:
     """A running ``dpuflow agent`` with its log as objects."""
 
-    def __init__(self, pair: Pair, folder: Path, config: str = "", environment: dict[str, str] | None = None):
+    def __init__(
+        self, pair: Pair | Star, folder: Path, config: str = "", environment: dict[str, str] | None = None
+    ) -> None:
         self.file, self.log = folder / "agent.yaml", folder / "agent.log"
         self.history = folder / "history"
         self.write(config)
@@ -81,7 +83,7 @@ class Agent:
 
 
 @contextlib.contextmanager
-def running(pair: Pair, folder: Path, config: str = "", **environment: str) -> Iterator[Agent]:
+def running(pair: Pair | Star, folder: Path, config: str = "", **environment: str) -> Iterator[Agent]:
     agent = Agent(pair, folder, config, environment)
     try:
         agent.started()
