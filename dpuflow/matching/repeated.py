@@ -62,8 +62,9 @@ def repeated_instances(job: Job, rows: Ints) -> list[Instance]:
         larger = any(len(pattern.ends) > 2 for pattern in apart)
         for pattern in apart:
             # NCCL's collectives ``sockets`` reads: what is left of two ranks beside larger ones, or along a
-            # line, are sends.
-            sends = pattern.nccl and (larger if len(pattern.ends) == 2 else pattern.in_line)
+            # line of which all is seen, are sends.
+            in_line = pattern.in_line and job.near is None
+            sends = pattern.nccl and (larger if len(pattern.ends) == 2 else in_line)
             found.extend(pattern.instances(job.position, sends=sends))
     return found
 
