@@ -152,6 +152,8 @@ class Parts:
         many connections lead from one endpoint to the other."""
         exchanges, columns, (asked, announced) = job.exchanges, job.columns, entries
         self.edge, self.rows, self.lanes = edge, rows, lanes
+        # Else it may send for other GPUs of its node (PXN), each over connections of its own.
+        self.alone = int((job.nodes == job.nodes[edge[0]]).sum()) == 1
         self.bytes, self.starts = columns.sizes[rows], columns.starts[rows]
         self.sizes = self.bytes // asked  # of several senders' messages that go together one
         self.arrivals = columns.arrivals[rows]
@@ -436,7 +438,7 @@ def _one_call(lane: Parts, base: Parts) -> bool:
     them. A transfer's parts are about as large (src/enqueue.cc addP2pToPlan); a proxy that serves several
     connections sends one part after the other, and they need not overlap."""
     first, last = np.minimum(lane.start_ns, base.start_ns), np.maximum(lane.start_ns, base.start_ns)
-    alike = np.maximum(lane.size, base.size) <= TWICE * np.minimum(lane.size, base.size)
+    alike = lane.alone & (np.maximum(lane.size, base.size) <= TWICE * np.minimum(lane.size, base.size))
     together = alike[:-1] & (last[:-1] - first[:-1] < first[1:] - last[:-1])
     return len(together) >= FEW and bool(together.mean() >= MOST)
 
