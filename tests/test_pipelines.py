@@ -303,3 +303,13 @@ def test_a_stage_at_the_edge_of_what_a_design_explains_is_held_to_itself() -> No
         own = 2_000_000 + beyond + usually
         told = stages._Beside(np.ones(32, bool), own, beyond + usually, [2_000_000.0, 1_800_000.0])
         assert np.count_nonzero(stages._late(acts, told, 80_000, False).amount_ns) == late  # type: ignore[arg-type]
+
+
+def test_a_stage_that_works_unevenly_is_late_beyond_its_own_scatter() -> None:
+    """Its only peer works evenly, so that the scatter of all is half of its own."""
+    beyond = 200_000 + np.random.default_rng(2).normal(0, 130_000, 48)
+    acts = SimpleNamespace(rows=np.arange(48), share=np.ones(48))
+    for more, late in ((0, 0), (2_000_000, 5)):
+        longer = beyond + more * (np.arange(48) % 10 == 4)
+        told = stages._Beside(np.ones(48, bool), 900_000 + longer, longer, [900_000.0])
+        assert np.count_nonzero(stages._late(acts, told, 60_000, True).amount_ns) == late  # type: ignore[arg-type]

@@ -294,7 +294,7 @@ def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compa
         unequal = UNEQUAL * float(np.median(own - beyond))
         design = np.inf if alone else max(SIGMAS * float(np.ptp(told.peers)), unequal)
         past = np.minimum(own - np.median(own), beyond - np.median(beyond))
-        again = np.where(past > max(noise, unequal), past, 0)
+        again = np.where(past > max(noise, SIGMAS * scatter_of_steps(beyond), unequal), past, 0)
         amount = amount if np.median(beyond) > design else again
     count, share = len(acts.rows), acts.share[told.known]
     excess, amounts = np.full(count, NEVER), np.zeros(count, np.int64)
