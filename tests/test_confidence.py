@@ -13,7 +13,16 @@ from test_judgement import MS, judged
 
 import dpuflow
 from dpuflow.schema.tables import CaptureInfo
-from dpuflow.verdicts.coverage import EVEN, MOST, STAGES, Coverage, _shows, kept_share, with_confidence
+from dpuflow.verdicts.coverage import (
+    EVEN,
+    MOST,
+    STAGES,
+    Coverage,
+    _detectable_ns,
+    _shows,
+    kept_share,
+    with_confidence,
+)
 from dpuflow.verdicts.judgement import Judgement
 
 TRACES = Path(__file__).parents[1] / "traces"
@@ -108,3 +117,10 @@ def cleared(shown: float, ranks: int) -> Judgement:
     )
     told = {0: Coverage(4, 0, 0, 100, 250_000, shown)}
     return with_confidence([on_time] * ranks, told, seen, [])[0]
+
+
+def test_a_slow_stage_is_slow_for_each_microbatch() -> None:
+    """What would show of one message's work is so many times as much of a step's."""
+    hidden = np.full(32, 50_000.0)
+    assert _detectable_ns(hidden, 32, 8, 1_000_000, 1.0) == 50_000
+    assert _detectable_ns(hidden, 32, 8, 1_000_000, 4.0) == 200_000

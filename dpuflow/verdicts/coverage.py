@@ -97,14 +97,17 @@ def coverage_of(
         steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
         hidden = _hidden_ns(rows, evidence, places[rows])
         hidden = np.where(several[rows], HIDDEN, hidden + queued[rows])
-        least = _detectable_ns(hidden, total, steps, worked_ns)
+        # A slow stage is so for each microbatch.
+        staged, often = len(rows) - len(bound), max((len(rows) - len(bound)) / max(steps, 1), 1.0)
+        least = _detectable_ns(hidden, total, steps, worked_ns, often)
         least = _at_every_place(least, hidden, places[rows])
-        staged, step_ns = len(rows) - len(bound), round(worked_ns / max(steps, 1))
+        step_ns = round(worked_ns / max(steps, 1))
         untold = total - staged - exact - bounded
         design = evidence.own.design_ns[rows]
         design_ns = round(float(np.median(design))) if np.isfinite(design).all() else 0
         shown = int((hidden <= CRITICAL_SHARE * step_ns + design_ns).sum()) / max(total, 1)
-        found[endpoint] = Coverage(exact, bounded, untold, least, step_ns, shown, staged, design_ns)
+        by_design = round(design_ns * often)
+        found[endpoint] = Coverage(exact, bounded, untold, least, step_ns, shown, staged, by_design)
     return found
 
 
@@ -139,8 +142,9 @@ def _usual_at_most(excess_ns: Ints) -> float:
     return max(float(np.partition(excess_ns, at - 1)[at - 1]), 0.0) if at <= number else float(HIDDEN)
 
 
-def _detectable_ns(hidden_ns: Floats, total: int, steps: int, worked_ns: int) -> int | None:
-    """What shows in at least half of ``total`` collectives, and costs enough to be named; None: nothing."""
+def _detectable_ns(hidden_ns: Floats, total: int, steps: int, worked_ns: int, often: float) -> int | None:
+    """What shows in at least half of ``total`` collectives, ``often`` a step, and costs enough to be named;
+    None: nothing."""
     least = max(FEWEST, ceil(HALF * total))
     if least > len(hidden_ns):
         return None
@@ -149,7 +153,7 @@ def _detectable_ns(hidden_ns: Floats, total: int, steps: int, worked_ns: int) ->
         return None
     # Late once a step by this much in the steps that show it costs what is worth a verdict.
     told = max(steps * float((hidden_ns <= shows).sum()) / max(len(hidden_ns), 1), 1.0)
-    return round(max(shows, MATERIAL_SHARE * worked_ns / told))
+    return round(max(shows * often, MATERIAL_SHARE * worked_ns / told))
 
 
 def _at_every_place(least_ns: int | None, hidden_ns: Floats, place: Ints) -> int | None:
