@@ -28,12 +28,12 @@ def said(result: Analysis) -> dict[str, tuple[str, str]]:
 def test_what_half_of_the_times_hide_cannot_be_excluded() -> None:
     """Thirty steps of 10 ms: what shows in the fifteenth best told is what would have been named."""
     hidden = np.arange(1, 31) * MS / 2.0
-    assert _detectable_ns(hidden, 30, 30, 300 * MS) == 7.5 * MS
+    assert _detectable_ns(hidden, 30, 30, 300 * MS, 1.0) == 7.5 * MS
     # As many again were recognised in part alone: all thirty must tell.
-    assert _detectable_ns(hidden, 60, 30, 300 * MS) == 15 * MS
-    assert _detectable_ns(hidden, 62, 30, 300 * MS) is None
+    assert _detectable_ns(hidden, 60, 30, 300 * MS, 1.0) == 15 * MS
+    assert _detectable_ns(hidden, 62, 30, 300 * MS, 1.0) is None
     hidden[10:] = HIDDEN
-    assert _detectable_ns(hidden, 30, 30, 300 * MS) is None
+    assert _detectable_ns(hidden, 30, 30, 300 * MS, 1.0) is None
 
 
 def test_lateness_before_one_operation_of_a_step_shows_there_alone() -> None:
@@ -48,7 +48,7 @@ def test_lateness_before_one_operation_of_a_step_shows_there_alone() -> None:
 
 
 def test_what_costs_too_little_to_be_named_is_not_excluded() -> None:
-    assert _detectable_ns(np.full(30, 1000.0), 30, 30, 300 * MS) == MS // 10
+    assert _detectable_ns(np.full(30, 1000.0), 30, 30, 300 * MS, 1.0) == MS // 10
 
 
 def test_what_a_rank_usually_worked_longer_has_an_upper_end() -> None:
