@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 FEWEST: Final = 3
 """Calls that must lie beside each other."""
+UNSURE: Final = 1 << 60
+"""Error, in ns, of an entry of which only a bound is known: nobody is said to be last by it."""
 MOST: Final = 20_000
 """Calls and collectives that are laid beside each other: the first ones."""
 
@@ -110,9 +112,9 @@ def together(found: Sequence[Agreement]) -> str | None:
             same += int(by_file.argmax()) == last
     middle, most = (duration(round(float(np.percentile(differ, q)))) for q in (50, 90))
     return (
-        f"Of {count(len(several), 'collective')} that files of several ranks tell of, packets say surely who"
-        f" of them entered last in {told}: the files say the same in {same}. Lateness differs by {middle}"
-        f" (median; {most} in nine of ten)."
+        f"Files of several ranks cover {count(len(several), 'collective')}. In {told} of them the packets"
+        f" show which of these ranks entered last, and the files agree in {same}. Lateness differs by"
+        f" {middle} (median; at most {most} in nine of ten)."
     )
 
 
@@ -133,7 +135,8 @@ def _seen(result: Analysis, end: int) -> list[Call]:
     for each in result.collectives:
         mine = next((rank for rank in each.ranks if rank.endpoint == end), None)
         if mine is not None and each.op != "send_recv":
-            call = Call(each.op, each.bytes, mine.enter_ns, mine.leave_ns, each.id, mine.error_ns or 0)
+            error = mine.error_ns or 0 if mine.bound == "exact" else UNSURE
+            call = Call(each.op, each.bytes, mine.enter_ns, mine.leave_ns, each.id, error)
             found.append((each.start_ns, call))
     return [call for _, call in sorted(found, key=lambda pair: pair[0])][:MOST]
 
