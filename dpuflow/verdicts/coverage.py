@@ -27,6 +27,7 @@ from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, ONE_SIDED, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
 from dpuflow.verdicts.excess import INTERVAL_IN_SIGMAS
+from dpuflow.verdicts.pauses import TWICE
 from dpuflow.verdicts.steps import places_in_steps
 
 if TYPE_CHECKING:
@@ -60,13 +61,18 @@ class Coverage(NamedTuple):
     step_ns: int  # how long a step takes, in the mean
     shown: float = 1.0  # share of its times in which lateness that matters would show
     staged: int = 0  # acts as a stage of a pipeline, beside its collectives
-    design_ns: int = 0  # of ``detectable_ns``, what a stage may work longer by design: no lateness
 
     @property
     def clears(self) -> bool:
         """Whether lateness that matters would have been named, so that naming none clears the rank."""
-        most_ns = CRITICAL_SHARE * self.step_ns + self.design_ns
-        return self.detectable_ns is not None and self.detectable_ns <= most_ns
+        return self.detectable_ns is not None and self.detectable_ns <= _mattering_ns(
+            self.step_ns, self.staged
+        )
+
+
+def _mattering_ns(step_ns: int, staged: int) -> float:
+    """The lateness a step that matters, ns: of stages as much again may be their design."""
+    return (TWICE if staged else 1) * CRITICAL_SHARE * step_ns
 
 
 def coverage_of(
@@ -103,11 +109,8 @@ def coverage_of(
         least = _at_every_place(least, hidden, places[rows])
         step_ns = round(worked_ns / max(steps, 1))
         untold = total - staged - exact - bounded
-        design = evidence.own.design_ns[rows]
-        design_ns = round(float(np.median(design))) if np.isfinite(design).all() else 0
-        shown = int((hidden <= CRITICAL_SHARE * step_ns + design_ns).sum()) / max(total, 1)
-        by_design = round(design_ns * often)
-        found[endpoint] = Coverage(exact, bounded, untold, least, step_ns, shown, staged, by_design)
+        shown = int((hidden * often <= _mattering_ns(step_ns, staged)).sum()) / max(total, 1)
+        found[endpoint] = Coverage(exact, bounded, untold, least, step_ns, shown, staged)
     return found
 
 
