@@ -6,6 +6,7 @@ import io
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -244,6 +245,18 @@ def test_streams_that_the_caller_has_closed(tmp_path: Path) -> None:
             capture_output=True, text=True, check=False,
         )  # fmt: skip
         assert (done.returncode, done.stderr) == (1, "dpuflow: standard output: is closed\n")
+
+
+@pytest.mark.parametrize("option", ["--json", "--html", "--lua"])
+def test_a_pattern_behind_an_option_replaces_no_capture(
+    option: str, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """``--json node*.pcap.gz``: the shell makes the first of them the result's file."""
+    files = sorted((Path(__file__).parents[1] / "traces" / "gloo-allreduce-n4").glob("node[01].pcap.gz"))
+    copies = [Path(shutil.copy(file, tmp_path)) for file in files]
+    assert run(["analyze", option, *map(str, copies)]) == 2
+    assert f"{str(copies[0])!r} is a capture and would be overwritten" in capsys.readouterr().err
+    assert copies[0].read_bytes() == files[0].read_bytes()
 
 
 @pytest.mark.parametrize("name", ["a.pcap", "./a.pcap", "link"])

@@ -34,5 +34,10 @@ def export(finding: str, result_file: str, path: str) -> None:
     from dpuflow.export import export_finding, read_result
 
     result = read_result(result_file)
-    check_target(path, "-w", [result_file, *(f for each in result["captures"] for f in each["files"])])
+    check_target(
+        path,
+        "-w",
+        [result_file, *(f for each in result["captures"] for f in each["files"])],
+        makes_captures=True,
+    )
     click.echo(f"{path}: {export_finding(result, finding, path):,} packets", err=True)

@@ -58,7 +58,7 @@ def ingest(
     vantages = vantages_from(captures, named)
     for vantage in vantages:
         target = os.path.join(folder, vantage.name.replace(os.sep, "-") + SUFFIX)
-        check_target(target, "--output", vantage.files)
+        check_target(target, "--output", vantage.files, makes_captures=True)
     failed = 0
     for kept in keep_captures(vantages, folder, workers or os.cpu_count() or 1):
         for text in [*kept.warnings, kept.error]:
