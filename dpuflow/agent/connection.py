@@ -56,7 +56,8 @@ class Connection(H11Protocol):
 
     def on_response_complete(self) -> None:
         """Wait for the next request, or answer one that is there."""
-        self._door.idle(self._number)
+        if not self.transport.get_write_buffer_size():  # or its answer would be cut off to make room
+            self._door.idle(self._number)
         super().on_response_complete()
 
     def send_400_response(self, msg: str) -> None:
@@ -73,5 +74,7 @@ class Connection(H11Protocol):
         if (not busy and not between and self.cycle is self._seen) or unsent == self._unsent > 0:
             self.transport.abort()
             return
+        if not busy and not unsent:
+            self._door.idle(self._number)
         self._seen, self._unsent = self.cycle, unsent
         self._check = self.loop.call_later(REQUEST_S, self._look)

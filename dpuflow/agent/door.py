@@ -1,8 +1,8 @@
 """A listening socket that has room for whoever comes, whatever crowd stands before it.
 
-In: connections. Out: no more of them at a time than may be, of one address and of all. For a new one that has
-been idle for the longest is ended, so that clients who connect and ask nothing keep nobody out; only where
-all are being answered is the new one refused. Handshakes of TLS count from their first packet on.
+In: connections. Out: no more of them at a time than may be, of one address and of all. To make room the one
+that has been idle for the longest is closed, so that clients who connect and ask nothing keep nobody out;
+only where all are being answered is the new one refused. Handshakes of TLS count from their first packet on.
 """
 
 from __future__ import annotations
