@@ -118,15 +118,15 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
     for account in case.inferred.accounts:
         # Which node the path passes often is no sign of it.
         within: dict[int, float] = {}
-        passes: dict[int, int] = {}
+        passes: dict[int, float] = {}
         for end, ns in account.in_node.items():
             node = ends[end].node
             place = end if node is None else node
             within[place] = within.get(place, 0.0) + ns
-            passes[place] = passes.get(place, 0) + account.passes[end]
+            passes[place] = passes.get(place, 0.0) + account.passes[end]
         if len(within) <= TWICE:
             continue
-        within = {place: ns / max(passes[place], 1) for place, ns in within.items()}
+        within = {place: ns / passes[place] for place, ns in within.items()}
         most = max(within, key=within.__getitem__)
         others = [ns for node, ns in within.items() if node != most]
         usual = float(np.median(others))
@@ -139,8 +139,9 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(round(share * case.span_ns(account.endpoints) * len(account.endpoints)), share),
             0.5,
-            f"Data that the node of {name_of(ends[most])} passes on leaves it {duration(round(within[most]))}"
-            f" later, that of other nodes {duration(round(usual))}: {percent(share)} of the step.",
+            f"Data that passes through the node of {name_of(ends[most])} leaves it"
+            f" {duration(round(within[most]))} after it arrived (mean of all passes; other nodes:"
+            f" {duration(round(usual))}), {percent(share)} of the step in all.",
         )
 
 

@@ -108,7 +108,7 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
     numbers, starts = numbers[np.argsort(starts, kind="stable")], np.sort(starts)
     rows = lines.after(done)
     rows = rows[_first_signs(exchanges[rows]) > starts[-1]]
-    rows = rows[~_overtaken(exchanges, rows, done)]
+    rows = rows[~_overtaken(exchanges, rows, of)]
     if not len(rows):
         return None
     rest = exchanges[rows]
@@ -134,15 +134,21 @@ def _rest_of(case: Case, group: int, numbers: Ints, lines: Lines) -> Rest | None
     )
 
 
-def _overtaken(exchanges: Rows, rows: Ints, done: Ints) -> NDArray[np.bool_]:
-    """Which ``rows`` were sent before their senders sent data of ``done``, whole operations of the group.
+def _overtaken(exchanges: Rows, rows: Ints, of: Sequence[Ints]) -> NDArray[np.bool_]:
+    """Per row whether its sender then began an operation that the group finished; ``of``: rows of each.
 
-    A communicator's operations follow each other: they are a part of one that is over (retransmissions).
+    A communicator's operations follow each other: such a row is a part of one that is over. (Communicators of
+    the same ranks are one group here.)
     """
-    last = np.full(int(exchanges["src"].max(initial=0)) + 1, NEVER)
-    np.maximum.at(last, exchanges["src"][done], exchanges["data_ns"][done])
+    began = np.full(int(exchanges["src"].max(initial=0)) + 1, NEVER)
+    for mine in of:
+        known = mine[exchanges["data_ns"][mine] != NEVER]
+        first = np.full(len(began), np.iinfo(np.int64).max)
+        np.minimum.at(first, exchanges["src"][known], exchanges["data_ns"][known])
+        senders = np.unique(exchanges["src"][known])
+        began[senders] = np.maximum(began[senders], first[senders])
     sent = exchanges["data_ns"][rows]
-    overtaken: NDArray[np.bool_] = (sent != NEVER) & (sent < last[exchanges["src"][rows]])
+    overtaken: NDArray[np.bool_] = (sent != NEVER) & (sent < began[exchanges["src"][rows]])
     return overtaken
 
 

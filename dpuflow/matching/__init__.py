@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["Instance", "Job", "build_collectives", "count_untold"]
 
 
-FEWEST: Final = 4
+FEWEST_WHOLE: Final = 4
 """Collectives from which on it is known who the ranks of a job are."""
 FEW_RANKS: Final = 3
 """All trees of so many ranks look alike: a path. NCCL's double tree over more has edges of its own."""
@@ -93,12 +93,15 @@ def build_collectives(job: Job) -> list[Instance]:
 
 
 def _among_ranks(exchanges: Rows, bursts: Ints, instances: Sequence[Instance]) -> Ints:
-    """``bursts`` but those between a rank of whole collectives and an endpoint that is in none of them: so
-    clients speak with a service, over and over again, too."""
+    """``bursts`` but those between a rank of whole collectives and an endpoint that is in none of them, nor
+    speaks with another such one: so clients speak with a service, over and over again, too."""
     whole = Counter(end for instance in instances if instance.complete for end in instance.order)
-    ranks = [end for end, count in whole.items() if count >= FEWEST]
+    ranks = [end for end, count in whole.items() if count >= FEWEST_WHOLE]
     src, dst = (np.isin(exchanges[end][bursts], ranks) for end in ("src", "dst"))
-    among: Ints = bursts[src == dst]
+    others = bursts[~src & ~dst]
+    peers = np.union1d(exchanges["src"][others], exchanges["dst"][others])
+    theirs = np.isin(np.where(src, exchanges["dst"][bursts], exchanges["src"][bursts]), peers)
+    among: Ints = bursts[(src == dst) | theirs]
     return among
 
 

@@ -205,7 +205,7 @@ def rounds_of(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
 
 
 def rounds(job: Job, lanes: Sequence[Transfers]) -> tuple[list[Instance], list[Transfers]]:
-    """The rounds that connected ``lanes`` carry, where there is one an edge, and what is left of them.
+    """The rounds that connected ``lanes`` carry, if each edge has exactly one, and what is left of them.
 
     Of all with all, or of a ring, a grid, any neighbours: as many transfers on each edge in every round, no
     rank begins one before it is through with the one before, and most are seen to send before they get. That

@@ -304,7 +304,7 @@ def _is_among(
 
 
 def _may_be(edges: frozenset[Edge], hypothesis: Hypothesis, most: int) -> bool:
-    """As ``_is_among`` tells, for numberings in which few ranks are near: these are tried in numbers."""
+    """As ``_is_among`` tells, at less cost: of numberings in which few ranks are near many are tried."""
     order, near = hypothesis.order, hypothesis.near or ()
     seats = frozenset(at for at, end in enumerate(order) if end in near)
     among, messages = _of_seats(hypothesis.algorithm, len(order), hypothesis.root, seats)

@@ -160,6 +160,7 @@ def _by_block(lanes: Sequence[Lane]) -> list[list[Lane]]:
 
 
 def _carried(lanes: Sequence[Lane]) -> Carried:
+    """Bytes of ``lanes`` by sender and receiver."""
     carried: Carried = Counter()
     for lane in lanes:
         carried[lane[:2]] += int(lane.sizes.sum())

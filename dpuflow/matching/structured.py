@@ -168,7 +168,7 @@ _FAR: Final = np.iinfo(np.int64).max
 
 
 def _scatter(values: Ints) -> float:
-    """Median distance from the median."""
+    """Median distance from the median, ns; 0 of no values."""
     return float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
 
 
@@ -394,7 +394,9 @@ def _sends(job: Job, every: Sequence[Transfers], handed: Callable[[Edge], bool])
     """Rounds among neighbours, and the other transfers each by itself; ``handed``: as of ``_sent``."""
     found: list[Instance] = []
     for together in connected(every, attrgetter("edge")):
-        exchanged, left = rounds(job, together)
+        # What another GPU may have handed over is no doing of the adapter that sends it.
+        own = not any(handed(each.edge) for each in together)
+        exchanged, left = rounds(job, together) if own else ([], together)
         found += exchanged
         for each in left:
             found += _sent(job, each, handed=handed(each.edge))

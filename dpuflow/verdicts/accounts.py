@@ -52,11 +52,12 @@ Key = tuple[str, int]
 class Account:
     """The mean of a job's typical steps, ns: those of the middle half by length; all parts add up to it.
 
-    ``in_node``: between input and output of an endpoint whose node has several ranks, so many ``passes`` a
-    step. ``waited`` is of ``work``: what peers waited for a rank because it worked longer than they.
-    ``hidden_share``: of all steps' time, the unexplained share. ``lengths_ns``, ``ends_ns`` and ``saved_ns``
-    (by endpoint) are of each step. ``moves``: messages on the paths, each with sender, receiver, and from
-    when to when (four rows); where a path says of a rank alone that the network kept it, both are -1.
+    ``in_node``: between input and output of an endpoint whose node has several ranks, ``passes`` times a
+    step, in the mean. ``waited`` is of ``work``: what peers waited for a rank because it worked longer
+    than they. ``hidden_share``: of all steps' time, the unexplained share. ``lengths_ns``, ``ends_ns``
+    and ``saved_ns`` (by endpoint) are of each step. ``moves``: messages on the paths, each with sender,
+    receiver, and from when to when (four rows); where a path says of a rank alone that the network kept
+    it, both are -1.
     """
 
     group: int
@@ -65,7 +66,7 @@ class Account:
     work: dict[int, int] = field(default_factory=dict)
     waited: dict[int, int] = field(default_factory=dict)
     in_node: dict[int, int] = field(default_factory=dict)
-    passes: dict[int, int] = field(default_factory=dict)
+    passes: dict[int, float] = field(default_factory=dict)
     library: int = 0
     transfer: int = 0
     network: int = 0
@@ -184,7 +185,9 @@ def _sum_up(
             total[key] += ns
     for (name, endpoint), ns in sorted(total.items()):
         mean = round(ns / len(typical))
-        if name in ("work", "waited", "in_node", "passes"):
+        if name == "passes":
+            account.passes[endpoint] = ns / len(typical)
+        elif name in ("work", "waited", "in_node"):
             getattr(account, name)[endpoint] = mean
         else:
             setattr(account, name, mean)
@@ -341,8 +344,8 @@ def without(account: Account, endpoint: int, from_ns: int | None, steady: bool) 
     """The typical step, and without the endpoint's lateness, ns; None where steps are too few.
 
     ``from_ns``: steps that began before are left out (the rank was not late then). ``steady``: the median
-    step is told, which lateness that comes now and then, or in each second step, leaves as it is; else the
-    mean.
+    step is told, which lateness that comes now and then, or in fewer than two of three steps, leaves as it
+    is; else the mean.
     """
     chosen = account.ends_ns - account.lengths_ns >= (NEVER if from_ns is None else from_ns)
     saved = account.saved_ns.get(endpoint, np.zeros(len(chosen), np.int64))

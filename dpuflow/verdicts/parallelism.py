@@ -38,6 +38,8 @@ FEWEST_REDUCTIONS = 8
 
 FEWEST_GROWN = 4
 """Times that a batch grew by a request, each behind a prompt: no accident any more."""
+MOST_SIZES = 512
+"""Sizes that are tried for the largest batch, from the largest on."""
 
 
 def group_kinds(
@@ -189,7 +191,7 @@ def _largest_batch(sizes: Ints) -> int:
     """
     each = np.unique(sizes)
     one = int(np.gcd.reduce(each))
-    for largest in each[-2::-1].tolist():
+    for largest in each[-2 : -2 - MOST_SIZES : -1].tolist():
         batch = np.flatnonzero(sizes <= largest)
         if 2 * len(batch) <= len(sizes):
             break

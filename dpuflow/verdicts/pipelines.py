@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.model import RARE
+from dpuflow.matching.model import RARE, TWICE
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.receivers import AT_ONCE, worked_since
 from dpuflow.verdicts.steps import REPEATS
@@ -227,7 +227,7 @@ def _pipeline(
                 for way in (FORWARD, BACKWARD)
             ]
         )
-    microbatches = None if interleaved else _microbatches(forward[0] or backward[0])
+    microbatches = _microbatches(forward[0] or backward[0]) if emptied and not interleaved else None
     return Pipeline(chain, schedule, microbatches, work)
 
 
@@ -316,10 +316,11 @@ def _flushes(forward: _Edge | None, backward: _Edge | None) -> Ints:
     level, times = np.unique(waiting, return_counts=True)
     empty = level[times >= REPEATS].min(initial=waiting.max())
     flushed: Ints = backward.arrived_ns[waiting == empty]
-    # Where messages are missing the count drifts, and some steps would be read as one.
-    sends = np.bincount(np.searchsorted(flushed, forward.sent_ns, "left"))[1:-1]
-    several = (sends > TWO_STEPS * np.median(sends)).mean() if len(sends) else 0.0
-    return flushed if several <= RARE else flushed[:0]
+    # Where messages are missing the count drifts, and some steps would be read as one: from there on, too.
+    sends = np.bincount(np.searchsorted(flushed, forward.sent_ns, "left"))
+    several = sends > TWO_STEPS * np.median(sends)
+    ends = max(sends[0], sends[-1]) > TWICE * TWO_STEPS * np.median(sends)
+    return flushed[:0] if ends or several[1:-1].sum() > RARE * len(sends) else flushed
 
 
 def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:
