@@ -114,7 +114,8 @@ def test_a_file_of_another_job_is_one_sentence(
     good.write_text(json.dumps(trace(truth, 2)))
     other.write_text(json.dumps(trace([each | {"bytes": 3 * each["bytes"]} for each in truth], 2)))
     said: list[str] = []
-    with pytest.raises(FormatError, match=r"other\.json.*of another job, or of another time") as error:
+    sentence = r"other\.json.*cannot be aligned with the captures: .*another job, another time"
+    with pytest.raises(FormatError, match=sentence) as error:
         say_agreement(result, [str(other), str(good)], said.append)
     assert "\n" not in str(error.value)
     assert len(said) == 1  # the good one is told all the same

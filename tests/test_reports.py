@@ -201,7 +201,7 @@ def test_who_entered_late_but_is_not_judged(blind: list[int], own: str) -> None:
         row = result.lateness[number]
         row.verdict, row.unjudged, row.last_share = "unknown", "hidden", 0.1
     text = " ".join(line.strip() for line in text_lines(result))
-    assert f"entered late, but too rarely, or not provably by {own} own doing." in text
+    assert f"came last at times, but too rarely, or not provably by {own} own doing." in text
 
 
 def test_all_clear_says_how_far_it_goes() -> None:
@@ -241,7 +241,7 @@ def test_where_most_are_not_judged_that_comes_first() -> None:
         row.verdict = "unknown"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith("MOST COULD NOT BE JUDGED (rank 0, rank 1 and rank 2): none of their")
-    assert " Nobody else was seen late by its own doing." in text
+    assert " None of the others was seen late by its own doing." in text
 
 
 def test_who_may_have_been_kept_by_the_network_is_not_called_late() -> None:
@@ -341,7 +341,7 @@ def test_incidents_are_why_nobody_is_judged() -> None:
 
 
 def test_ranks_with_incidents_are_named_once() -> None:
-    """Who could not be judged for incidents was said again to have entered late, but too rarely."""
+    """Who could not be judged for incidents was said again to have come last, but too rarely."""
     result = nobody_late()
     for row in result.lateness:
         row.detectable_ns = 50_000
@@ -579,8 +579,10 @@ def test_why_packets_were_skipped_is_told_once_and_in_the_field_s_words() -> Non
         result.captures[0].skipped = skipped
         return " ".join("\n".join(text_lines(result)).split())
 
-    assert "; 3 skipped (other EtherType)." in observed(other_ethertype=3)
-    assert "; 7 skipped (4 other IP protocol and 3 cut IP)." in observed(other_ip_protocol=4, cut_ip=3)
+    assert "; 3 packets skipped (other EtherType)." in observed(other_ethertype=3)
+    assert "; 7 packets skipped (4 other IP protocol and 3 cut IP)." in observed(
+        other_ip_protocol=4, cut_ip=3
+    )
 
 
 @pytest.mark.parametrize("columns", [60, 80, 100, 200])

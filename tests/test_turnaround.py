@@ -26,7 +26,7 @@ def test_a_rank_behind_a_full_egress_queue_is_not_accused() -> None:
     assert {row.verdict for row in result.lateness} <= {"on_time", "unknown"}
     (slow,) = (finding for finding in result.findings if finding.condition == "slow_link")
     assert [result.endpoints[end].address for end in slow.endpoints] == ["10.98.0.3"]
-    assert "before its own capture point" in slow.summary
+    assert "queue in its host, before the capture point" in slow.summary
 
 
 def test_nor_is_it_cleared_of_what_the_queue_hides() -> None:
@@ -38,7 +38,9 @@ def test_nor_is_it_cleared_of_what_the_queue_hides() -> None:
 @pytest.mark.parametrize("name", ["gloo-allreduce-n4", "mpi-allreduce-n4", "nccl-allreduce-n2"])
 def test_no_queue_where_there_is_none(name: str) -> None:
     findings = analysed(TRACES / name).findings
-    assert not [finding for finding in findings if "before its own capture point" in finding.summary]
+    assert not [
+        finding for finding in findings if "queue in its host, before the capture point" in finding.summary
+    ]
 
 
 @pytest.mark.parametrize(

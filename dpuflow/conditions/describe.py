@@ -21,7 +21,7 @@ WIDTH: Final = 100
 """Columns of a page."""
 NEEDED: Final = {
     "operations": "a recognised collective operation or pipeline",
-    "pairs": "all pairs of hosts followed by the agent, if there is one",
+    "pairs": "no pair of hosts left out by an agent short of CPU or memory",
     "requests": "clients' requests captured from beginning to end",
     "front_end": "a capture at a front end",
     "steps": "a job of more than six recognised steps",

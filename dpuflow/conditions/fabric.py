@@ -102,9 +102,9 @@ ROWS: Final = (
         "Packets are retransmitted that the receiver lacked, or whose acknowledgment was lost; what it"
         " had already (tail probes, reordering, late acknowledgments, the rest of a go-back-N) is left"
         " out.",
-        "more than one in ten thousand of a flow's packets is lost, or what a sender lost delayed its"
-        " messages for a hundredth of the time. Of RoCE from one end alone: as often as the receiver asked"
-        " again (NAK).",
+        "more than one in ten thousand of a flow's packets is lost, or loss delayed a sender's messages for"
+        " 1 % of the captured time or more. Of RoCE from one end alone: as often as the receiver asked again"
+        " (NAK).",
         "The time of that delay, as far as it lies on the critical path of steps, or in steps"
         " longer than chance makes any: of the captured time.",
         "Check the path's error and drop counters (port, cable, switch queue) before any GPU; on RoCE also"

@@ -88,8 +88,8 @@ ROWS: Final = (
         "p2p_throttling",
         PCIE,
         "What comes into a node goes out again later than at the other nodes.",
-        "that delay, each time that the critical path of a step passes the node, is more than twice the"
-        " median of the job's other nodes, and more than that of any.",
+        "that delay, in the mean of all passes of steps' critical paths through the node, is more than twice"
+        " the median of the job's other nodes, and more than that of any.",
         f"The delay beyond the other nodes' median: {_OF_RANKS}.",
         "Look at the links between the node's GPUs: topology, NVLink errors, peer-to-peer access.",
         ("GPUs behind the node's first that are late themselves", "a larger shard on that node"),

@@ -212,7 +212,7 @@ def find_drained_batches(case: Case) -> Iterator[Finding]:
             together &= int(first[each].max()) < int(last[each].min())
             waits = asked[(asked < end) & (first >= end)]
             # The step that is under way when a prompt comes has its batch already.
-            step = np.nan_to_num(requests.gap_p99_ns[chosen[each]]).max()
+            step = np.median(np.nan_to_num(requests.gap_p99_ns[chosen[each]]))
             since = int(waits.min() + step) if len(waits) else end
             empty += int(np.maximum(end - np.maximum(last[each], since), 0).sum())
             places += len(each) * (end - int(first[each].min()))

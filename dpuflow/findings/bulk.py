@@ -58,7 +58,7 @@ _SIDES = {
         " threads, larger pages.",
     ),
     "transfer": (
-        "Most of the wait went by with pages in flight, as fast as on the other paths.",
+        "Most of the wait went by with pages in flight; they moved as fast as on the other paths.",
         _ENGINE_ADVICE,
     ),
     "receiver": (

@@ -295,8 +295,9 @@ def _client_loss(
         _losing(case, condition == "ingress_loss", server, held_ns, rows),
         Cost(held, share),
         FEWEST / (FEWEST + 1) if again < FEWEST else 0.9,
-        f"{again} of {packets} segments {way} clients of {name_of(ends[server])} were retransmitted{whose}:"
-        f" requests waited {duration(held)} for them in total ({percent(share)} of their time).",
+        f"{again:,} of {packets:,} segments {way} clients of {name_of(ends[server])} were"
+        f" retransmitted{whose}: requests waited {duration(held)} for them in all"
+        f" ({percent(share)} of the requests' time).",
     )
 
 

@@ -186,7 +186,8 @@ def _cause(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> tuple[Sequence[
         return ("other traffic on that port",), INCAST
     return (
         ("incast", "a slow port"),
-        " No two of these senders sent at the same time: other traffic, or a slow port, fills the queue.",
+        " No two of these senders sent at the same time: other traffic or a slow port probably fills the"
+        " queue.",
     )
 
 

@@ -23,7 +23,7 @@ def _pairs(case: Case) -> str | None:
     # A pair that is left out from some time on looks as if it stood still.
     if not any(tables.info.skipped.get("sampled_out") for tables in case.captures):
         return None
-    return "an agent short of CPU or memory left out some pairs of hosts, and what these did is not known"
+    return "an agent short of CPU or memory left out some pairs of hosts: what looks stopped may be unseen"
 
 
 def _tokens(case: Case) -> str | None:

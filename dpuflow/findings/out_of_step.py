@@ -68,7 +68,7 @@ def other_sizes(before: Rows, rows: Rows, members: Sequence[int]) -> Apart | Non
     larger = sorted(end for end, size in first.items() if size > max(known, default=size))
     alike = sorted(end for end, sizes in sent.items() if known.issuperset(sizes))
     if larger and len(larger) < len(alike) == len(sent) - len(larger):
-        at_most = f"{max(known):,}{' at most' if len(known) > 1 else ''}"
+        at_most = f"{max(known):,}{' or less' if len(known) > 1 else ''}"
         return Apart(larger, f"messages of {first[larger[0]]:,} bytes instead of {at_most}", alike)
     usual = Counter(first.values()).most_common(2)
     if len(usual) < 2 or len({sizes[0] for sizes in _sizes(before).values()}) != 1:

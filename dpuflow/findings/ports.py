@@ -149,7 +149,9 @@ def pace_ns(part: Rows) -> float:
     end = part["arrived_end_ns"]
     queued = np.flatnonzero(part["sent_end_ns"][1:] < end[:-1]) + 1
     # Credits are over before the next one is sent: the time between them is no port's.
-    queued = queued[2 * part["bytes"][queued] >= part["bytes"].max(initial=0)]
+    if len(queued) < FEWEST:
+        return 0.0
+    queued = queued[2 * part["bytes"][queued] >= np.percentile(part["bytes"][queued], 90)]
     if len(queued) < FEWEST:
         return 0.0
     return float(np.percentile((end[queued] - end[queued - 1]) / part["bytes"][queued], 10))

@@ -11,7 +11,7 @@ from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence, worst
 from dpuflow.findings.losses import FEWEST, too_often
 from dpuflow.findings.onset import lasting
-from dpuflow.quantities import listed, name_of
+from dpuflow.quantities import listed, name_of, often
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import CRITICAL_SHARE
 
@@ -147,7 +147,7 @@ def _about(case: Case, slow: _Slow) -> tuple[list[int], list[Evidence]]:
 def _starved(case: Case, slow: _Slow) -> Finding:
     endpoints, evidence = _about(case, slow)
     said = (
-        f"{_moves(case, slow)}, and the receivers advertised a zero window {slow.closed} times:"
+        f"{_moves(case, slow)}, and the receivers advertised a zero window {often(slow.closed)}:"
         " the receivers were slow, not the path."
     )
     return starved(case, endpoints, said, evidence, 0.8, _cost(case, slow), _lasting(case, slow))
@@ -193,8 +193,8 @@ def _queues(case: Case, told: set[int]) -> Iterator[Finding]:
             (case.joined.start_ns, case.joined.end_ns),
             Cost(None, 0.0),
             0.7,
-            f"Packets of {address} queue before its own capture point: 10 % of its acknowledgments leave more"
-            f" than {queue.usual_ns / 1e6:.2f} ms after the data arrived (other endpoints:"
+            f"Packets of {address} queue in its host, before the capture point: 10 % of its acknowledgments"
+            f" leave more than {queue.usual_ns / 1e6:.2f} ms after the data arrived (other endpoints:"
             f" {queue.others_ns / 1e6:.2f} ms). Up to {queue.most_ns / 1e6:.2f} ms of its lateness may"
             " come from that queue.",
             severity="warning" if queue.most_ns >= CRITICAL_SHARE * step_ns else "info",

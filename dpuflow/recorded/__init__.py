@@ -33,8 +33,9 @@ def say_agreement(result: Analysis, files: Iterable[str], say: Callable[[str], o
                 calls = sum(each.only_file for each in found)
                 raise FormatError(
                     file,
-                    f"of another job, or of another time: operation and size of its {calls:,} calls agree"
-                    f" with no collectives of {', '.join(each.who for each in found)}",
+                    f"cannot be aligned with the captures: too few of its {calls:,} calls match the operation"
+                    f" and size of a run of collectives of {', '.join(each.who for each in found)}"
+                    " (another job, another time, or too few calls)",
                 )
         except (DpuflowError, OSError) as error:
             bad = bad or error

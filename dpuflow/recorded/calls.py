@@ -29,7 +29,7 @@ class Call:
     begin_ns: int | None = None
     end_ns: int | None = None
     collective: int | None = None  # as the packets show it: its number in the result
-    error_ns: int = 0
+    error_ns: int = 0  # of the entry by packets; 0 of a file's
 
 
 @dataclass

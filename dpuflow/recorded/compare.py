@@ -48,7 +48,8 @@ class Agreement:
     apart_ns: int | None = None
     apart_p90_ns: int | None = None
     entered: list[tuple[int, int, int, int]] = field(default_factory=list, repr=False)
-    """Collective; when the rank entered it by the file, on the captures' clock; by the packets, its error."""
+    """Collective; when the rank entered it by the file, on the captures' clock; by the packets, and the error
+    of that (UNSURE of a bound), ns."""
 
     def __str__(self) -> str:
         head = f"{self.file}, {self.kind}: {self.who}"

@@ -134,7 +134,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             if row.collectives and row.last_share and row.unjudged != "incidents"
         ]
         own = "its" if len(behind) == 1 else "their"
-        why = f"entered late, but too rarely, or not provably by {own} own doing."
+        why = f"came last at times, but too rarely, or not provably by {own} own doing."
         waited = f" {listed(behind)} {why}" if behind else ""
         once = _incidents(result, [row.endpoint for row in blind])
         if once:
@@ -145,7 +145,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             reason = _why_blind(result, blind, names)
         add = _add_captures(result)
         if 2 * len(blind) > len(result.lateness):
-            others = f"Nobody else was seen late by its own doing{beyond}."
+            others = f"None of the others was seen late by its own doing{beyond}."
             return f"MOST COULD NOT BE JUDGED ({who}): {reason}.{waited} {others}{add}", "warn"
         but = f"but {who} could not be judged: {reason}.{waited}"
         return f"NOBODY SEEN LATE by its own doing{beyond}, {but}{add}", "warn"

@@ -121,7 +121,7 @@ def _observed(result: Analysis) -> list[str]:
             f"{number:,} {_reason(token)}" if len(skipped) > 1 else _reason(token)
             for token, number in skipped.most_common()
         ]
-        phrases.append(f"{skipped.total():,} skipped ({listed(reasons, 4)})")
+        phrases.append(f"{count(skipped.total(), 'packet')} skipped ({listed(reasons, 4)})")
     partial = sum(not capture.complete for capture in captures)
     if partial:
         phrases.append(f"{count(partial, 'capture')} cut short or damaged")

@@ -59,7 +59,7 @@ class Requests:
     token_ns: Ints = field(repr=False)  # when each token left, request by request
     late_ns: Ints = field(repr=False)  # by how much each was acknowledged after it left, NEVER if unknown
     offsets: Ints = field(repr=False)  # tokens of request i: offsets[i] to offsets[i + 1]
-    held: Ints = field(repr=False)  # by losses, bursts: row of ``connections``, 1 of a prompt, from, to
+    held: Ints = field(repr=False)  # (4, bursts) held up by losses: connection, 1 of a prompt, from, to (ns)
     shared: int = 0  # connections that several streams share
     seen: bool = False  # some front end has a capture of its own
 
