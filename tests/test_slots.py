@@ -125,3 +125,14 @@ def test_entries_of_pat_that_announce_what_it_needs_are_whole_slots_by_their_add
     assert (
         whole_slots(rows, announced, np.r_[in_turn[:10], 4096 + 40_960 * np.arange(10)])[10:] == 40_960
     ).all()
+
+
+def test_slots_of_other_protocols_between_those_of_pat_count() -> None:
+    """A connection has one step for all of its buffers: a tree's message of LL takes a slot of PAT's, too."""
+    rows = EXCHANGE.zeros(24)
+    rows["connection"], rows["src"], rows["dst"], rows["order"] = 3, 0, 1, np.arange(24)
+    other = np.arange(24) % 4 == 0
+    announced = np.where(other, 65_536, 40_960)
+    place = np.arange(24) % SLOTS
+    granted_at = np.where(other, 4096 + 65_536 * place, (1 << 30) + STEP_SLOT * place)
+    assert whole_slots(rows, announced, granted_at).tolist() == np.where(other, 65_536, STEP_SLOT).tolist()

@@ -295,7 +295,9 @@ def behind_own_data(scene: Scene) -> Blocker:
     """Earlier data of a rank's adapter: its first message may have left right behind it, as packets follow.
 
     It may have waited in the adapter's queue, as on a slow link. So it may if it left while another message
-    was leaving: packets of both take turns. Messages sent again do not leave at a stretch.
+    was leaving: packets of both take turns. Messages sent again do not leave at a stretch. A rank that went
+    on when its data was in the staging buffer may have entered before that left: its proxy thread sends what
+    comes next when it is through with that.
     """
     entries, exchanges = scene.entries, scene.exchanges
     until = np.full(len(entries.rule), NEVER)
@@ -316,6 +318,9 @@ def behind_own_data(scene: Scene) -> Blocker:
         last = np.r_[NEVER, np.maximum.accumulate(end[whole])]
         until[rows] = np.maximum(until[rows], last[np.searchsorted(begin[whole], enter, "left")])
     limit = NEXT * scene.packet_ns
+    last = previous_row(entries)
+    ahead = (last >= 0) & entries.buffered[last]
+    limit = np.where(ahead, np.fmax(limit, scene.prompt_ns), limit)
     return Blocker(Rule.QUEUED, np.minimum(until, entries.enter_ns), limit, scene.none())
 
 

@@ -74,7 +74,7 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
     # Who gets no input has left when its last data has, by NCCL sooner: when that was in the staging buffer.
     # So it may have with who passes on what it received: its first message left when its credit had come.
     unfed = (acts.enter_ns != NEVER) & ((leave == NEVER) | (acts.rule == Rule.AFTER_INPUT))
-    stages = unfed[sender] & (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    stages = unfed[sender] & _fills_slots(picked)
     gone, freed, staged = sent.copy(), np.full(total, NEVER), np.zeros(total, bool)
     if stages.any():
         rows = np.flatnonzero(stages)
@@ -309,14 +309,20 @@ def filled_ns(picked: Picked, instances: Sequence[Instance], of: Ints, sender: I
     and ``sender``: collective, and row of Entries, of each of ``picked``.
     """
     depth = np.fromiter((messages_ahead(i) for i in instances), np.int64, len(instances))[of]
-    writes = (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
-    known = (depth > 0) & (writes | (picked["wire"] == Wire.NCCL_DATA))
+    known = (depth > 0) & _fills_slots(picked)
     out = np.full(total, NEVER)
     out[sender[~known]] = FAR
     for ahead in np.unique(depth[known]).tolist():
         rows = np.flatnonzero(known & (depth == ahead))
         np.maximum.at(out, sender[rows], slot_free_ns(picked, of, rows, ahead))
     return out
+
+
+def _fills_slots(picked: Picked) -> Bools:
+    """Messages that NCCL's GPU leaves in its staging buffer, for the proxy thread to send."""
+    writes = (picked["wire"] == Wire.ROCE_WRITE_IMM) & (picked["grant_ns"] != NEVER)
+    fills: Bools = writes | (picked["wire"] == Wire.NCCL_DATA)
+    return fills
 
 
 def slot_free_ns(picked: Picked, of: Ints, rows: Ints, slots: int = SLOTS) -> Ints:

@@ -91,6 +91,15 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
     seen = job.of(np.concatenate([pipe.rows for pipe in pipes]))
     sure = seen.near is None
     instances = (spoken(seen, pipes) if sure else []) or _repeated(seen, pipes, sure=sure)
+    for part in _beside(pipes) if instances == [] and sure else ():
+        told = spoken(job.of(np.concatenate([pipe.rows for pipe in part])), part)
+        if told:
+            yield part, told
+            own = {id(pipe.rows) for pipe in part}
+            # What makes no operation beside a communicator of the same ranks they send each other.
+            for members, read in _read(job, [pipe for pipe in pipes if id(pipe.rows) not in own]):
+                yield members, read or single_sends(job, [(pipe[:2], pipe.rows) for pipe in members])
+            return
     parts = _by_ways(pipes) if instances == [] and sure else []
     if len(parts) < 2:
         yield pipes, instances and without_answers(job.columns, job.exchanges, instances)
@@ -101,6 +110,30 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
         alike.setdefault(sizes, []).append(part)
     for same in alike.values():
         yield from _alike(job, same)
+
+
+def _beside(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
+    """Those of ``pipes`` that may be a communicator's beside others: trees and rings by the number of their
+    messages.
+
+    Of a tree's ranks one sends to more than two others; a row may be the stages of a pipeline as well.
+    """
+    alike: list[list[Pipe]] = []
+    for pipe in sorted(pipes, key=lambda pipe: len(pipe.rows)):
+        least = len(alike[-1][0].rows) if alike else 0
+        if alike and len(pipe.rows) - least <= min(AHEAD, least // 2):
+            alike[-1].append(pipe)
+        else:
+            alike.append([pipe])
+    found = []
+    for own in alike if len(alike) > 1 else ():
+        for part in connected(own, lambda pipe: pipe[:2]):
+            ways = {pipe[:2] for pipe in part}
+            back = {(dst, src) for src, dst in ways} & ways
+            most = max(Counter(src for src, _ in ways).values())
+            if (back == ways and most > TWICE) or (not back and most == 1):
+                found.append(part)
+    return found
 
 
 def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], list[Instance]]]:
@@ -118,8 +151,10 @@ def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], 
         told.append(again or instances)
     # Beside other communicators two ranks are stages of a pipeline as well.
     if any(may_be_sends(job.columns, job.exchanges, instances) for instances in told):
-        told = [single_sends(job, [((pipe.src, pipe.dst), pipe.rows) for pipe in part]) for part in parts]
-    yield from zip(parts, told, strict=True)
+        every = [pipe for part in parts for pipe in part]
+        yield every, single_sends(job, [(pipe[:2], pipe.rows) for pipe in every])
+    else:
+        yield from zip(parts, told, strict=True)
 
 
 def _by_ways(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
