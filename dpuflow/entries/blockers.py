@@ -325,8 +325,8 @@ def behind_own_data(scene: Scene) -> Blocker:
 
 
 def sent_by_gpus(exchanges: Rows | Picked) -> Bools:
-    """Exchanges whose data was written one-sided (NCCL, puts, pages), as their senders' captures saw it."""
-    sent = np.isin(exchanges["wire"], _FRAMED_WRITES) & (exchanges["data_ns"] != NEVER)
+    """Exchanges whose data GPUs sent (NCCL, puts, pages), as their senders' captures saw it."""
+    sent = np.isin(exchanges["wire"], BY_GPUS) & (exchanges["data_ns"] != NEVER)
     return np.asarray(sent & ((exchanges["seen"] & Seen.AT_SENDER) != 0), np.bool_)
 
 
