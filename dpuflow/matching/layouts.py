@@ -37,7 +37,7 @@ import numpy as np
 from dpuflow.arrays.components import in_a_row
 from dpuflow.matching.buffers import LINES_OF_8, RING, STEP
 from dpuflow.matching.lanes import Layout, View, grouped, unchanged
-from dpuflow.matching.model import MOST
+from dpuflow.matching.model import MOST, RARE
 from dpuflow.matching.rings import meet, open_ring, ring
 from dpuflow.schedules.nccl import (
     BROADCAST_CHAIN,
@@ -278,7 +278,9 @@ def trees(view: View) -> Layout | None:
     seen = all(view.is_captured(lane.src) or view.is_captured(lane.dst) for lane in view.lanes)
     if len(view.members) == 2 and view.kind == LINES_OF_8 and not chunked_by_slots(view.lanes):
         return None  # a ring's: of LL's trees all messages but the last fill their slots
-    links = _links(view.lanes) if seen else None
+    # Channels share the bytes of an operation: what carries next to none of them is another communicator's.
+    carried = [int(lane.sizes.sum()) for lane in view.lanes]
+    links = _links(view.lanes) if seen and min(carried) >= RARE * max(carried) else None
     if links is None:
         return None
     return _all_edges(view, links) if view.whole else _edges_at_captured(view, links)

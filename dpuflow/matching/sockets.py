@@ -37,6 +37,7 @@ from dpuflow.matching.meanings import Meanings, Part, contrast_of
 from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import CLEAR, NO_CONTRAST
 from dpuflow.matching.structured import may_be_sends, single_sends, uneven_calls, without_answers
+from dpuflow.schedules.graph import free_ranks
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
     instances = (spoken(seen, pipes) if sure else []) or _repeated(seen, pipes, sure=sure)
     for part in _beside(pipes) if instances == [] and sure else ():
         told = spoken(job.of(np.concatenate([pipe.rows for pipe in part])), part)
-        if told:
+        if told and (not _in_a_row(part) or all(map(_is_ordered, told))):
             yield part, told
             own = {id(pipe.rows) for pipe in part}
             # What makes no operation beside a communicator of the same ranks they send each other.
@@ -114,10 +115,7 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
 
 def _beside(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
     """Those of ``pipes`` that may be a communicator's beside others: trees and rings by the number of their
-    messages.
-
-    Of a tree's ranks one sends to more than two others; a row may be the stages of a pipeline as well.
-    """
+    messages."""
     alike: list[list[Pipe]] = []
     for pipe in sorted(pipes, key=lambda pipe: len(pipe.rows)):
         least = len(alike[-1][0].rows) if alike else 0
@@ -130,10 +128,23 @@ def _beside(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
         for part in connected(own, lambda pipe: pipe[:2]):
             ways = {pipe[:2] for pipe in part}
             back = {(dst, src) for src, dst in ways} & ways
-            most = max(Counter(src for src, _ in ways).values())
-            if (back == ways and most > TWICE) or (not back and most == 1):
+            alone = max(Counter(src for src, _ in ways).values()) == 1
+            if (back == ways and len(ways) > TWICE) or (not back and alone):
                 found.append(part)
     return found
+
+
+def _in_a_row(pipes: Sequence[Pipe]) -> bool:
+    """Whether nobody sends to more than two others, both ways: so do the stages of a pipeline, too."""
+    ways = {pipe[:2] for pipe in pipes}
+    most = max(Counter(src for src, _ in ways).values())
+    return most <= TWICE and any((dst, src) in ways for src, dst in ways)
+
+
+def _is_ordered(instance: Instance) -> bool:
+    """Whether it is a tree of NCCL over ranks in order; stages of a pipeline follow each other in order."""
+    algorithm = instance.algorithm
+    return algorithm is not None and bool(free_ranks(algorithm, len(instance.order), instance.root or 0))
 
 
 def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], list[Instance]]]:
