@@ -51,6 +51,12 @@ TRACES = Path(__file__).parents[1] / "traces"
             {("all_reduce", "ring", 262_144): 64, ("all_reduce", "ring", 2_097_152): 64},
             "10.88.0.2",
         ),
+        # A tree's connections have other numbers of messages than those by which its ranks send round a ring.
+        (
+            "nccl-sockets-ring-n5",
+            {("unknown", "unknown", None): 48, ("all_reduce", "tree", None): 13},
+            "10.88.0.2",
+        ),
     ],
 )
 def test_operations_and_who_is_late(
@@ -68,7 +74,8 @@ def test_pat_among_six_leaves_gaps_for_two_that_there_are_not() -> None:
     files = sorted((TRACES / "nccl-pat-n6").glob("node*.pcap.gz"))
     result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
     assert Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives) == {
-        ("reduce_scatter", "pat", 118_656): 22
+        ("reduce_scatter", "pat", 118_656): 22,
+        ("all_reduce", "tree", 8): 1,  # a barrier before, on connections that PAT uses, too
     }
 
 
@@ -116,3 +123,18 @@ def test_steps_of_a_pipeline_whose_stages_first_tell_each_other_shapes() -> None
     assert (pipeline.stages, pipeline.schedule, pipeline.microbatches) == ([0, 1, 2], "1f1b", 6)
     assert pipeline.forward_ns[1] == pytest.approx(1.6e6, rel=0.1)
     assert not {row.verdict for row in result.lateness} & {"late", "intermittent"}  # ends have no peers
+
+
+def test_behind_its_own_sends_no_entry_is_exact() -> None:
+    """A stage enters the all_reduce while its last send lies in the staging buffer: that may keep it."""
+    files = sorted((TRACES / "nccl-pipeline-n2").glob("node*.pcap.gz"))
+    result = dpuflow.analyze([dpuflow.Vantage(file.name, (str(file),)) for file in files])
+    reduced = [c for c in result.collectives if c.bytes == 216_064]
+    assert len(reduced) == 12
+    for collective in reduced:
+        bound = {str(result.endpoints[rank.endpoint].address): rank for rank in collective.ranks}
+        assert bound["10.88.0.2"].bound != "exact"
+        assert "queued behind" in bound["10.88.0.2"].why
+        # By truth 2.27 to 2.31 ms.
+        assert bound["10.88.0.1"].bound == "at_least"
+        assert bound["10.88.0.1"].lateness_ns <= 2_310_000
