@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.schema.rows import NONE32, Wire
+from dpuflow.schema.rows import NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
@@ -70,6 +70,9 @@ DEFAULT: Final[Mapping[int, Buffer]] = MappingProxyType(
     {RING_SLOT: RING, STEP_SLOT: STEP, LL: LINES_OF_8, LL128: LINES_OF_120}
 )
 """Slots of NCCL's default buffers."""
+MOST_OF_LL: Final = 16_384
+"""Bytes of data of a send by LL, at most: larger ones may have chunks of as many bytes as a slot of LL
+(NCCL_P2P_LL_THRESHOLD, src/enqueue.cc)."""
 CHUNKS: Final = (131_072, 262_144)
 """What entries of point-to-point buffers announce: NCCL_P2P_NET_CHUNKSIZE (src/init.cc computeBuffSizes),
 twice as much on Arm with Blackwell."""
@@ -143,10 +146,19 @@ def without_flags(
             announced = transfers["announces"][grants[grants != NONE32]]
             slot = int(announced.max(initial=0))
             kind = buffers.get(slot) if (announced == slot).all() else None
+            if kind == LINES_OF_8 and _sent_bytes(instance) > 2 * MOST_OF_LL:
+                kind = STEP
             if kind and not (kind.line and (exchanges["bytes"][rows] % np.uint64(kind.line)).any()):
                 instance = _of_data(instance, kind)
         out.append(instance)
     return out
+
+
+def _sent_bytes(instance: Instance) -> int:
+    """How many bytes one rank sends another on the wire by a send of its own; 0 where it does not."""
+    ranks = len(instance.order) if instance.op == Op.ALL_TO_ALL else 1
+    sends = instance.op in (Op.SEND_RECV, Op.GATHER, Op.SCATTER, Op.ALL_TO_ALL)
+    return (instance.size or 0) // ranks if sends else 0
 
 
 def _of_data(instance: Instance, kind: Buffer) -> Instance:

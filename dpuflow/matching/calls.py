@@ -28,27 +28,34 @@ transfers of them).
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.matching.model import MOST, TWICE, Instance, InstanceView, Placement
+from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView, Placement
 from dpuflow.matching.parts import Transfers
 from dpuflow.matching.streams import edge_streams
 from dpuflow.schedules.algorithms import ALGORITHMS
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from dpuflow.arrays import Bools, Ints
     from dpuflow.matching.model import Job
+    from dpuflow.matching.streams import Edge
     from dpuflow.schema.tables import Rows
 
 
 _LINEAR: Final = next(a for a in ALGORITHMS if a.op == Op.ALL_TO_ALL and a.name == "linear")
+
+
+_STARS: Final = {
+    op: next(a for a in ALGORITHMS if a.op == op and a.name == "linear") for op in (Op.GATHER, Op.SCATTER)
+}
 
 
 def cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
@@ -195,6 +202,63 @@ def calls_over_rails(
 
 FEWEST: Final = 3
 """Two ranks that answer each other are everyone, too."""
+
+
+def stars(job: Job, lanes: Sequence[Transfers]) -> tuple[list[Instance], list[Transfers]]:
+    """The gathers and scatters that connected ``lanes`` carry, and what is left of them.
+
+    NCCL makes these of sends and receives (in PyTorch; src/enqueue.cc addP2pToPlan): all others send the root
+    as much, or it sends them, at a time; in order of time on each edge. They are taken one after the other,
+    the more compact one of what the first transfer left may belong to.
+    """
+    ends = job.ordered(end for each in lanes for end in each.edge)
+    ways = {each.edge: each for each in lanes}
+    known = all((each.start_ns != NEVER).all() for each in lanes)
+    if len(ways) < len(lanes) or len(ends) <= FEWEST or not known:
+        return [], list(lanes)
+    begins = sorted((int(ns), each.edge, k) for each in lanes for k, ns in enumerate(each.start_ns.tolist()))
+    at = dict.fromkeys(ways, 0)
+    found: list[Instance] = []
+    left: list[Transfers] = []
+    spans: list[tuple[float, int]] = []
+    for _, edge, k in begins:
+        if k < at[edge]:
+            continue
+        each = min(filter(None, (_star(ways, at, ends, edge, op) for op in _STARS)), default=None)
+        if each is None:
+            at[edge] = k + 1
+            left.append(ways[edge].part(k, k + 1))
+            continue
+        _, op, own = each
+        starts = [int(ways[one].start_ns[at[one]]) for one in own]
+        spans.append((float(np.median(starts)), min(starts)))
+        rows = np.sort(np.concatenate([ways[one].rows[at[one]] for one in own]))
+        whole = all(bool(ways[one].whole[at[one]]) for one in own)
+        size, root = int(ways[edge].size[k]), ends.index(edge[0 if op == Op.SCATTER else 1])
+        found.append(Instance(rows, op, list(ends), _STARS[op], root=root, size=size, complete=whole,
+                              confidence=MOST, view=InstanceView(job.near)))  # fmt: skip
+        for one in own:
+            at[one] += 1
+    # What all send to all leaves at one time, whoever it is for.
+    apart = sum(middle <= begin for (middle, _), (_, begin) in pairwise(spans))
+    mine = sum(len(each.rows) for each in lanes)
+    if len(found) < TWICE or len(left) > RARE * mine or apart < MOST * (len(found) - 1):
+        return [], list(lanes)
+    return found, left
+
+
+def _star(
+    ways: Mapping[Edge, Transfers], at: Mapping[Edge, int], ends: Sequence[int], edge: Edge, op: Op
+) -> tuple[int, Op, list[Edge]] | None:
+    """The next transfers of a gather or scatter that ``edge`` is of, with the time from the first to the
+    last; None where not all others have one as large."""
+    root = edge[0] if op == Op.SCATTER else edge[1]
+    own = [(root, end) if op == Op.SCATTER else (end, root) for end in ends if end != root]
+    if any(one not in ways or at[one] == len(ways[one].rows) for one in own):
+        return None
+    starts = [int(ways[one].start_ns[at[one]]) for one in own]
+    alike = len({int(ways[one].size[at[one]]) for one in own}) == 1
+    return (max(starts) - min(starts), op, own) if alike else None
 
 
 def rounds_of(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:

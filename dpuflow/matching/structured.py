@@ -22,7 +22,7 @@ import numpy as np
 
 from dpuflow.arrays.components import connected, in_a_row, least_connected
 from dpuflow.arrays.ordering import classes, numbered, order_within, spans
-from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call, rounds
+from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call, rounds, stars
 from dpuflow.matching.credited import connections_of, credited_instances
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.matching.parts import UNITS, Parts, Sending, by_message, common_cuts, lines_of, transfers_of
@@ -396,7 +396,9 @@ def _sends(job: Job, every: Sequence[Transfers], handed: Callable[[Edge], bool])
     for together in connected(every, attrgetter("edge")):
         # What another GPU may have handed over is no doing of the adapter that sends it.
         own = not any(handed(each.edge) for each in together)
-        exchanged, left = rounds(job, together) if own else ([], together)
+        exchanged, left = stars(job, together) if own else ([], together)
+        if not exchanged and own:
+            exchanged, left = rounds(job, together)
         found += exchanged
         for each in left:
             found += _sent(job, each, handed=handed(each.edge))
