@@ -9,9 +9,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -231,26 +232,51 @@ def test_two_agents_on_one_history_are_refused(tmp_path: Path) -> None:
     History(settings, "node0", log).close()
 
 
-def test_check_tells_of_interfaces_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "agent.yaml"
+@pytest.fixture
+def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Status and words of ``dpuflow agent --check``."""
 
-    def checked(text: str) -> str:
-        file.write_text(text)
-        status = run(["agent", "--config", str(file), "--check"])
+    def check(text: str, *more: str) -> str:
+        file = tmp_path / "agent.yaml"
+        file.write_text("capture: {interfaces: [lo]}\n" * ("capture" not in text) + text)
+        status = run(["agent", "--config", str(file), "--check", *more])
         out, err = capsys.readouterr()
         return f"{status}: {out}{err}"
 
-    assert f"0: {file}: OK" in checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {tmp_path}}}\n")
+    return check
+
+
+def test_check_tells_of_interfaces_and_folders(reachable: Path, checked: Callable[..., str]) -> None:
+    assert checked(f"history: {{directory: {reachable}}}\n").endswith("agent.yaml: OK\n")
     said = checked("capture: {interfaces: [lo, nosuch0]}\n")
     assert said.startswith("1: ")
     assert "capture.interfaces: nosuch0: no such interface" in said
-    new = tmp_path / "a" / "b"
-    said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {new}}}\n")
+    new = reachable / "a" / "b"
+    said = checked(f"history: {{directory: {new}}}\n")
     assert said.startswith(f"0: history.directory: {new} does not exist; the agent will create it")
-    assert not new.exists()
-    said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {file}/b}}\n")
+    assert not list(reachable.iterdir())
+    (file := reachable / "file").touch()
+    said = checked(f"history: {{directory: {file}/b}}\n")
     assert said.startswith("1: ")
-    assert f"{file} is not a directory" in said
+    assert f"{file}: Not a directory" in said
+    for folder in ("/proc/x", "/sys", "/dev/null"):
+        assert checked(f"history: {{directory: {folder}}}\n").startswith("1: ")
+    assert 'history.directory: "" is no folder' in checked('history: {directory: ""}\n')
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root may become somebody")
+def test_check_asks_for_the_user_that_the_agent_becomes(reachable: Path, checked: Callable[..., str]) -> None:
+    """To root everything is writable."""
+    (reachable / "notes").touch()
+    text = f"history: {{directory: {reachable}}}\n"
+    assert "holds notes, which is not a history's" in checked(text, "--user", "nobody")
+    assert checked(text, "--user", "root").startswith("0: ")
+    reachable.chmod(0o700)
+    said = checked(f"history: {{directory: {reachable}/history}}\n", "--user", "nobody")
+    assert "cannot be used as nobody: " in said
+    assert "Permission denied" in said
+    assert [path.name for path in reachable.iterdir()] == ["notes"]
+    assert os.geteuid() == 0
 
 
 DROPPED = """
@@ -284,6 +310,66 @@ def test_root_is_left_behind(tmp_path: Path) -> None:
     assert int(bounding, 16) | wanted == wanted
     assert serving_thread.split()[:2] == ["0" * 16] * 2
     assert (tmp_path / "history").stat().st_uid == int(uid)
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that users other than root may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+HANDED = """
+import sys
+from dpuflow.agent.capabilities import become
+try:
+    print(become("nobody", [sys.argv[1]]))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def handed_over(folder: Path) -> str:
+    """What an agent says that root has started with this folder for its history."""
+    command = [sys.executable, "-c", HANDED, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def owners(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_uid for path in [folder, *folder.iterdir()]}
+
+
+NOBODY = 65534
+SEGMENT = "node0-20261121T163000Z-1-2.dpuflow"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone has any to hand over")
+def test_a_folder_with_others_files_is_not_handed_over(reachable: Path) -> None:
+    """``directory: /etc`` gave nobody the password file."""
+    (reachable / "shadow").write_text("secret")
+    (reachable / SEGMENT).write_text("")
+    assert "holds shadow, which is not a history's, and is not handed over to nobody" in handed_over(reachable)
+    assert set(owners(reachable).values()) == {0}
+    reachable.chmod(0o777)
+    assert handed_over(reachable) == "nobody"  # who may write there anyway; all in it stays whose it is
+    assert set(owners(reachable).values()) == {0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone has any to hand over")
+def test_a_history_is_handed_over_file_by_file(reachable: Path) -> None:
+    own = [SEGMENT, SEGMENT + ".new", SEGMENT + ".damaged", "findings.jsonl", "findings.jsonl.1", ".node0.lock"]
+    for name in own:
+        (reachable / name).write_text("")
+    (reachable / "lost+found").mkdir()
+    assert handed_over(reachable) == "nobody"
+    assert owners(reachable) == {**dict.fromkeys([reachable.name, *own], NOBODY), "lost+found": 0}
+    (reachable / "notes").write_text("")  # in a folder that is nobody's already
+    (reachable / (SEGMENT + ".new")).unlink()
+    (reachable / (SEGMENT + ".new")).write_text("")
+    assert handed_over(reachable) == "nobody"
+    assert owners(reachable)["notes"] == 0
+    assert owners(reachable)[SEGMENT + ".new"] == NOBODY
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may")

@@ -54,6 +54,10 @@ def _url(value: str) -> str | None:
     return None
 
 
+def _folder(value: str) -> str | None:
+    return None if value.strip() else f'"{value}" is no folder; null keeps no history'
+
+
 def local(listen: str) -> bool:
     """Whether only this machine reaches ``listen`` (ADDRESS:PORT)."""
     return ipaddress.ip_address(listen.rpartition(":")[0].strip("[]")).is_loopback
@@ -158,7 +162,8 @@ def base_bytes(buffer: int) -> int:
 class History:
     """The local history that ``dpuflow analyze DIR`` reads."""
 
-    directory: str | None = setting("/var/lib/dpuflow", "folder to keep it in; null: keep none")
+    directory: str | None = setting("/var/lib/dpuflow", "folder to keep it in; null: keep none",
+                                    check=_folder)  # fmt: skip
     segment: float = setting(5.0, "time that one file covers", low=1, high=600, unit=DURATION)
     keep_size: int = setting(1 << 30, "largest size on disk", low=1 << 20, high=1 << 50, unit=SIZE)
     keep_age: float = setting(86400.0, "longest time to keep", low=10, high=86400 * 3650, unit=DURATION)

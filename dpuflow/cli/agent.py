@@ -64,22 +64,21 @@ def agent(path: str | None, check: bool, user: str | None, health: str | None, p
     if print_config:
         click.echo(as_yaml(config), nl=False)
     elif check:
-        from dpuflow.agent.capabilities import account_of
-
-        account_of(user)
-        for said in _there(config):
+        for said in _there(config, user):
             click.echo(said)
         click.echo(f"{path or 'the defaults'}: OK")
     else:
         _run(config, user, read)
 
 
-def _there(config: Config) -> list[str]:
+def _there(config: Config, user: str | None) -> list[str]:
     """What is to be said of interfaces and folders before the agent runs. Raises OptionError."""
-    from dpuflow.agent.history import check_folder
+    from dpuflow.agent.capabilities import next_account
+    from dpuflow.agent.folder import check_folder
     from dpuflow.agent.interfaces import present, wanted
     from dpuflow.errors import OptionError
 
+    account = next_account(user)
     names = wanted(config.capture.interfaces)
     if not names:
         raise OptionError("capture.interfaces: auto: no Ethernet interface is up")
@@ -87,7 +86,7 @@ def _there(config: Config) -> list[str]:
         raise OptionError(f"capture.interfaces: {', '.join(missing)}: no such interface")
     if config.history.directory is None:
         return []
-    said = check_folder(config.history.directory)
+    said = check_folder(config.history.directory, account)
     return [] if said is None else [said]
 
 
