@@ -22,6 +22,7 @@ from agent_worlds import board
 from dpuflow.agent import connection, door
 from dpuflow.agent.config import Api
 from dpuflow.agent.config import History as Settings
+from dpuflow.agent.folder import claim, release
 from dpuflow.agent.history import History
 from dpuflow.agent.log import Log
 from dpuflow.cli import run
@@ -264,6 +265,30 @@ def test_check_tells_of_interfaces_and_folders(reachable: Path, checked: Callabl
     assert 'history.directory: "" is no folder' in checked('history: {directory: ""}\n')
 
 
+def test_check_tells_of_addresses_that_cannot_be_listened_at(
+    reachable: Path, checked: Callable[..., str]
+) -> None:
+    text = f"history: {{directory: {reachable}}}\nlog: {{level: error}}\n"
+
+    def said(listen: str, health: str = "off") -> str:
+        return checked(
+            f"{text}node: node0\napi: {{listen: '{listen}', health: '{health}', insecure: true}}\n"
+        )
+
+    assert said("127.0.0.1:9433", "127.0.0.1:9434").startswith("0: ")
+    assert "api.health: is the same address and port as api.listen" in said("[::1]:9433", "[::1]:9433")
+    assert said("0.0.0.0:9433", "127.0.0.1:9433").startswith("1: ")
+    assert "192.0.2.1:9433: Cannot assign requested address" in said("192.0.2.1:9433")
+    with door.Door(("127.0.0.1", 9433), 1):
+        assert "api.listen: 127.0.0.1:9433: Address already in use" in said("127.0.0.1:9433")
+        held = claim(str(reachable), "node0")
+        assert said("127.0.0.1:9433").startswith(
+            "0: "
+        )  # an agent with this history runs: the port is its own
+        release(held)
+        assert said("127.0.0.1:9433").startswith("1: ")
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="root may become somebody")
 def test_check_asks_for_the_user_that_the_agent_becomes(reachable: Path, checked: Callable[..., str]) -> None:
     """To root everything is writable."""
@@ -349,7 +374,9 @@ def test_a_folder_with_others_files_is_not_handed_over(reachable: Path) -> None:
     """``directory: /etc`` gave nobody the password file."""
     (reachable / "shadow").write_text("secret")
     (reachable / SEGMENT).write_text("")
-    assert "holds shadow, which is not a history's, and is not handed over to nobody" in handed_over(reachable)
+    assert "holds shadow, which is not a history's, and is not handed over to nobody" in handed_over(
+        reachable
+    )
     assert set(owners(reachable).values()) == {0}
     reachable.chmod(0o777)
     assert handed_over(reachable) == "nobody"  # who may write there anyway; all in it stays whose it is
@@ -358,7 +385,14 @@ def test_a_folder_with_others_files_is_not_handed_over(reachable: Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="root alone has any to hand over")
 def test_a_history_is_handed_over_file_by_file(reachable: Path) -> None:
-    own = [SEGMENT, SEGMENT + ".new", SEGMENT + ".damaged", "findings.jsonl", "findings.jsonl.1", ".node0.lock"]
+    own = [
+        SEGMENT,
+        SEGMENT + ".new",
+        SEGMENT + ".damaged",
+        "findings.jsonl",
+        "findings.jsonl.1",
+        ".node0.lock",
+    ]
     for name in own:
         (reachable / name).write_text("")
     (reachable / "lost+found").mkdir()

@@ -276,6 +276,7 @@ def parse_config(text: str, name: str) -> Config:
         (_open(config.api), "api", "listen",
          "other machines reach this address: give tls_cert, tls_key and token_file as well, or insecure: "
          "true where something else protects it"),
+        (_alike(config.api), "api", "health", "is the same address and port as api.listen"),
     ):  # fmt: skip
         if bad:
             raise reader.fail(_place(root, section, key), f"{section}.{key}", why)
@@ -295,7 +296,15 @@ def with_health(config: Config, listen: str | None) -> Config:
         return config
     if why := _listen(listen):
         raise OptionError(f"--health: {why}")
-    return replace(config, api=replace(config.api, health=listen))
+    changed = replace(config, api=replace(config.api, health=listen))
+    if _alike(changed.api):
+        raise OptionError("--health: is the same address and port as api.listen")
+    return changed
+
+
+def _alike(api: Api) -> bool:
+    """Whether API and probes would listen at one place."""
+    return api.listen == api.health != "off"
 
 
 def _open(api: Api) -> bool:

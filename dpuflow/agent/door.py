@@ -8,9 +8,12 @@ only where all are being answered is the new one refused. Handshakes of TLS coun
 from __future__ import annotations
 
 import contextlib
+import errno
 import gc
 import socket
 from typing import Any, Final
+
+from dpuflow.errors import OptionError
 
 BACKLOG: Final = 128
 """Connections that the kernel holds for us, and that are accepted in one go."""
@@ -80,3 +83,31 @@ class Door(socket.socket):
         with contextlib.suppress(OSError):  # it is gone already
             ended.shutdown(socket.SHUT_RDWR)
         return True
+
+
+def listening(address: str, option: str, most: int) -> Door:
+    """A door at ADDRESS:PORT for ``most`` connections. Raises OptionError, which names the option."""
+    try:
+        return Door(_place(address), most)
+    except OSError as error:
+        raise OptionError(f"{option}: {address}: {error.strerror}") from None
+
+
+def check_addresses(addresses: dict[str, str], held: bool) -> None:
+    """Try to listen at each ADDRESS:PORT, by option. ``held``: an agent that runs may have them already.
+
+    Raises OptionError.
+    """
+    with contextlib.ExitStack() as tried:
+        for option, address in addresses.items():
+            try:
+                tried.enter_context(Door(_place(address), 1))
+            except OSError as error:
+                if held and error.errno == errno.EADDRINUSE:
+                    continue
+                raise OptionError(f"{option}: {address}: {error.strerror}") from None
+
+
+def _place(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)

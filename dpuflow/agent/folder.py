@@ -1,8 +1,8 @@
 """The history's folder: which files in it are a history's, whose it is, and one agent a vantage point.
 
-In: a folder's name, the account that the agent goes on as. Out: the folder, that account's, or one sentence on
-why it cannot be. A folder that holds anything but a history is nobody's to take over: it stays as it is, and
-is refused unless the account may write there already.
+In: a folder's name, the account that the agent goes on as. Out: the folder, that account's, or one sentence
+on why it cannot be. A folder that holds anything but a history is nobody's to take over: it stays as it is,
+and is refused unless the account may write there already.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _others(folder: str, held: int, account: pwd.struct_passwd) -> bool:
             _write_in(folder)
     except OSError:
         raise OptionError(
-            f"history.directory: {folder}: holds {names[0]}, which is not a history's, and is not handed over to"
-            f" {account.pw_name}: set a folder of its own, or let {account.pw_name} write there"
+            f"history.directory: {folder}: holds {names[0]}, which is not a history's, and is not handed"
+            f" over to {account.pw_name}: set a folder of its own, or let {account.pw_name} write there"
         ) from None
     return True
 

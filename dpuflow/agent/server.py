@@ -21,8 +21,7 @@ from dpuflow.agent.access import Guard, make_tls, read_token
 from dpuflow.agent.api import ROUTE, make_app, make_probes
 from dpuflow.agent.capabilities import drop_all
 from dpuflow.agent.connection import HANDSHAKE_S, Connection
-from dpuflow.agent.door import BACKLOG, Door
-from dpuflow.errors import OptionError
+from dpuflow.agent.door import BACKLOG, Door, listening
 
 if TYPE_CHECKING:
     import ssl
@@ -194,12 +193,3 @@ class Probes:
     def close(self) -> None:
         """Stop."""
         self._running.close()
-
-
-def listening(address: str, option: str, most: int) -> Door:
-    """A door at ADDRESS:PORT for ``most`` connections. Raises OptionError, which names the option."""
-    host, _, port = address.rpartition(":")
-    try:
-        return Door((host.strip("[]"), int(port)), most)
-    except OSError as error:
-        raise OptionError(f"{option}: {address}: {error.strerror}") from None
