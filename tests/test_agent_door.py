@@ -208,6 +208,71 @@ def test_who_does_not_take_the_answer_is_cut(monkeypatch: pytest.MonkeyPatch) ->
         assert answer(port).startswith(b"HTTP/1.1 200")
 
 
+def drip(clients: list[socket.socket], over: threading.Event, every_s: float, count: int) -> None:
+    """All read so much now and then, and no more."""
+    while not over.wait(every_s):
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.recv(count, socket.MSG_DONTWAIT)
+
+
+def test_who_takes_the_answer_drop_by_drop_is_cut_and_keeps_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """300 connections that read 512 B a second were kept, and /healthz beside them had no answer."""
+    monkeypatch.setattr(connection, "REQUEST_S", 1.0)
+    over = threading.Event()
+    with serving(board()) as running, contextlib.ExitStack() as closing:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        clients = []
+        for k in range(300):
+            client = closing.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.bind((f"127.0.0.{2 + k % 8}", 0))
+            client.connect(("127.0.0.1", port))
+            with contextlib.suppress(OSError):
+                client.sendall(b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 30)
+            clients.append(client)
+        dripping = threading.Thread(target=drip, args=(clients, over, 0.2, 200))
+        dripping.start()
+        try:
+            for _ in range(5):
+                start_s = time.monotonic()
+                assert answer(port).startswith(b"HTTP/1.1 200")
+                assert time.monotonic() - start_s < 5
+            end_s = time.monotonic() + 30
+            while ended(clients) < len(clients):
+                assert time.monotonic() < end_s
+                time.sleep(0.2)
+        finally:
+            over.set()
+            dripping.join()
+
+
+def ended(clients: list[socket.socket]) -> int:
+    """How many connections the server has ended, whatever is still to be read."""
+    states = [client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] for client in clients]
+    return sum(state != 1 for state in states)  # TCP_ESTABLISHED
+
+
+def test_who_takes_a_large_answer_over_a_slow_link_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the rate that is asked for."""
+    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
+    request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(board()) as running, socket.socket() as client:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.settimeout(30)
+        client.connect(("127.0.0.1", port))
+        client.sendall(request * 6 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        got = b""
+        while part := client.recv(4096):
+            got += part
+            time.sleep(len(part) / (4 * connection.LEAST_TAKEN))
+        assert got.count(b"HTTP/1.1 200") == 7
+        assert got.endswith(b"}")
+
+
 def test_a_bad_request_behind_a_good_one_is_no_fault_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """Both were answered at once, which ended in an exception in the log. Found by fuzzing."""
     with serving(board()) as running:

@@ -1,8 +1,9 @@
 """A listening socket that has room for whoever comes, whatever crowd stands before it.
 
 In: connections. Out: no more of them at a time than may be, of one address and of all. To make room the one
-that has been idle for the longest is closed, so that clients who connect and ask nothing keep nobody out;
-only where all are being answered is the new one refused. Handshakes of TLS count from their first packet on.
+that has been idle for the longest is closed, else the one that has kept an answer waiting to be taken for the
+longest, so that clients who ask nothing, or read nothing, keep nobody out; only where all are being answered
+is the new one refused. Handshakes of TLS count from their first packet on.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import contextlib
 import errno
 import gc
 import socket
+import struct
 from typing import Any, Final
 
 from dpuflow.errors import OptionError
@@ -23,6 +25,9 @@ COLLECTED: Final = 64
 """So many connections may be garbage: a handshake that failed leaves a cycle with 0.3 MB of buffers behind
 (asyncio's SSLProtocol and its exception), and there are too few objects in it for Python to look soon."""
 
+_Held = dict[int, tuple[socket.socket, str]]
+"""Connections by descriptor, and their other end."""
+
 
 class Door(socket.socket):
     """Listens on ``address``; ``most`` connections at a time."""
@@ -33,8 +38,9 @@ class Door(socket.socket):
         # With the protocol named, asyncio turns Nagle's algorithm off: 40 ms less a second answer.
         super().__init__(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
         self.most, self._since = most, 0
-        self._idle: dict[int, tuple[socket.socket, str]] = {}  # by descriptor, the longest idle first
-        self._busy: dict[int, tuple[socket.socket, str]] = {}
+        self._idle: _Held = {}  # the longest idle first
+        self._unread: _Held = {}  # an answer is there, and its client takes it by and by
+        self._busy: _Held = {}
         try:
             self.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             self.bind(address)
@@ -51,15 +57,13 @@ class Door(socket.socket):
             self._since = 0
             gc.collect()
         host = str(address[0])
-        for held in (self._idle, self._busy):
-            for number in [number for number, (each, _) in held.items() if each.fileno() == -1]:
-                del held[number]
-        own = [number for number, (_, end) in self._idle.items() if end == host]
-        if len(own) + sum(end == host for _, end in self._busy.values()) >= PER_ADDRESS:
-            room = self._end(own)
-        else:
-            room = len(self._idle) + len(self._busy) < self.most or self._end(list(self._idle))
-        if not room:
+        of_host = held = 0
+        for part in (self._idle, self._unread, self._busy):
+            for number in [number for number, (each, _) in part.items() if each.fileno() == -1]:
+                del part[number]
+            held += len(part)
+            of_host += sum(end == host for _, end in part.values())
+        if not (self._end(host) if of_host >= PER_ADDRESS else held < self.most or self._end()):
             made.close()
             raise ConnectionAbortedError("as many connections are being answered as may be")
         self._idle[made.fileno()] = made, host
@@ -67,22 +71,40 @@ class Door(socket.socket):
 
     def busy(self, number: int) -> None:
         """The connection with this descriptor is being answered."""
-        if number in self._idle:
-            self._busy[number] = self._idle.pop(number)
+        self._move(number, self._busy)
+
+    def unread(self, number: int) -> None:
+        """Its answer waits for the client to take it."""
+        self._move(number, self._unread)
 
     def idle(self, number: int) -> None:
         """It has been answered."""
-        if number in self._busy:
-            self._idle[number] = self._busy.pop(number)
+        self._move(number, self._idle)
 
-    def _end(self, numbers: list[int]) -> bool:
-        """End the first one, if there is any: its owner sees the end of its data and closes it."""
-        if not numbers:
-            return False
-        ended, _ = self._idle.pop(numbers[0])
-        with contextlib.suppress(OSError):  # it is gone already
-            ended.shutdown(socket.SHUT_RDWR)
-        return True
+    def _move(self, number: int, to: _Held) -> None:
+        for held in (self._idle, self._unread, self._busy):
+            if number in held and held is not to:
+                to[number] = held.pop(number)
+                return
+
+    def _end(self, host: str | None = None) -> bool:
+        """End the first one that may be, of ``host``: its owner sees the end of its data and closes it."""
+        for held in (self._idle, self._unread):
+            for number, (each, end) in held.items():
+                if host in (None, end):
+                    del held[number]
+                    if held is self._unread:
+                        discard(each)
+                    with contextlib.suppress(OSError):  # it is gone already
+                        each.shutdown(socket.SHUT_RDWR)
+                    return True
+        return False
+
+
+def discard(connection: socket.socket) -> None:
+    """Have the kernel drop what it holds for the other end once this one is closed, instead of waiting."""
+    with contextlib.suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
 def listening(address: str, option: str, most: int) -> Door:

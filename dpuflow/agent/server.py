@@ -140,7 +140,8 @@ class Running:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=listener.most + BACKLOG,  # who was let in is answered
+            # Who was let in is answered; one that asks on at once has two tasks for a moment.
+            limit_concurrency=2 * (listener.most + BACKLOG),
             backlog=BACKLOG,
             timeout_keep_alive=keep_s,
             timeout_graceful_shutdown=_GRACE_S,
