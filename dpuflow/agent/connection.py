@@ -6,6 +6,7 @@ slowly; its door is told while it is answered. How many there may be is the door
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import socket
 import sys
@@ -14,10 +15,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dpuflow.agent.answers import problem
 from dpuflow.agent.door import discard
+from dpuflow.agent.turns import SHARE, WAIT_S
 
 if TYPE_CHECKING:
-    import asyncio
+    from starlette.types import Receive, Scope, Send
 
     from dpuflow.agent.door import Door
 
@@ -44,12 +47,36 @@ class Connection(H11Protocol):
         """As uvicorn makes it; it came through ``door``."""
         super().__init__(*args, **more)
         self._door = door
+        self._application, self.app = self.app, self._in_turn
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         """Begin to watch."""
         super().connection_made(transport)
         self._number = transport.get_extra_info("socket").fileno()
         self._check = self.loop.call_later(REQUEST_S, self._look)
+
+    def data_received(self, data: bytes) -> None:
+        """Take in a piece, once its CPU may be spent."""
+        if self._door.share is not None:
+            self._door.share.look()
+        super().data_received(data)
+
+    async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request when it is its address's turn; who waits may have to make room for others."""
+        turns = self._door.turns
+        wait_s = turns.wait(self.client[0], self.loop.time()) if turns and self.client else 0.0
+        if wait_s != 0:
+            self._door.idle(self._number)
+            await asyncio.sleep(WAIT_S if wait_s is None else wait_s)
+            if self._number == -1:  # it has gone
+                return
+            self._door.busy(self._number)
+        if wait_s is None:
+            refused = problem(429, "more requests than one address may make", {"Retry-After": "2"})
+            await refused(scope, receive, send)
+            return
+        scope[SHARE] = self._door.share
+        await self._application(scope, receive, send)
 
     def connection_lost(self, exc: Exception | None) -> None:
         """End watching."""

@@ -13,12 +13,16 @@ import errno
 import gc
 import socket
 import struct
+import time
 from typing import Any, Final
 
+from dpuflow.agent.turns import Share, Turns
 from dpuflow.errors import OptionError
 
 BACKLOG: Final = 128
-"""Connections that the kernel holds for us, and that are accepted in one go."""
+"""Connections that the kernel holds for us."""
+AT_ONCE: Final = 16
+"""So many are accepted in one go, before those that are there are heard."""
 PER_ADDRESS: Final = 64
 """Connections of one address; others have the rest."""
 COLLECTED: Final = 64
@@ -30,14 +34,17 @@ _Held = dict[int, tuple[socket.socket, str]]
 
 
 class Door(socket.socket):
-    """Listens on ``address``; ``most`` connections at a time."""
+    """Listens on ``address``; ``most`` connections at a time, which have ``turns`` and a ``share``."""
 
-    def __init__(self, address: tuple[str, int], most: int) -> None:
-        """Bind and listen. Raises OSError."""
+    def __init__(
+        self, address: tuple[str, int], most: int, turns: Turns | None = None, share: Share | None = None
+    ) -> None:
+        """Bind and listen. Raises OSError. Without ``turns`` and ``share`` nobody has to wait."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         # With the protocol named, asyncio turns Nagle's algorithm off: 40 ms less a second answer.
         super().__init__(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC, socket.IPPROTO_TCP)
-        self.most, self._since = most, 0
+        self.most, self.turns, self.share, self._since = most, turns, share, 0
+        self._callers = None if turns is None else Turns(turns.rate, turns.burst)
         self._idle: _Held = {}  # the longest idle first
         self._unread: _Held = {}  # an answer is there, and its client takes it by and by
         self._busy: _Held = {}
@@ -49,9 +56,20 @@ class Door(socket.socket):
             self.close()
             raise
 
+    def listen(self, backlog: int = BACKLOG, /) -> None:
+        """As many as ``BACKLOG`` may wait, however few are accepted in one go."""
+        super().listen(BACKLOG)
+
     def accept(self) -> tuple[socket.socket, Any]:
-        """The next connection. Raises ConnectionAbortedError where there is no room for it."""
+        """The next connection. Raises ConnectionAbortedError where it is not let in."""
+        if self.share is not None:
+            self.share.look()
         made, address = super().accept()
+        callers = self._callers
+        if callers is not None and callers.wait(str(address[0]), time.monotonic(), 0.0) is None:
+            discard(made)
+            made.close()
+            raise ConnectionAbortedError("more connections than one address may make")
         self._since += 1
         if self._since >= COLLECTED:
             self._since = 0
@@ -68,6 +86,10 @@ class Door(socket.socket):
             raise ConnectionAbortedError("as many connections are being answered as may be")
         self._idle[made.fileno()] = made, host
         return made, address
+
+    def unbound(self) -> None:
+        """From now on nobody has to wait."""
+        self.turns = self.share = self._callers = None
 
     def busy(self, number: int) -> None:
         """The connection with this descriptor is being answered."""
@@ -107,10 +129,10 @@ def discard(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
 
 
-def listening(address: str, option: str, most: int) -> Door:
+def listening(address: str, option: str, most: int, turns: Turns, share: Share) -> Door:
     """A door at ADDRESS:PORT for ``most`` connections. Raises OptionError, which names the option."""
     try:
-        return Door(_place(address), most)
+        return Door(_place(address), most, turns, share)
     except OSError as error:
         raise OptionError(f"{option}: {address}: {error.strerror}") from None
 
