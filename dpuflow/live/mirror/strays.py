@@ -43,7 +43,7 @@ def claim(device: str) -> socket.socket:
 
 
 def strays() -> list[Step]:
-    """What is left of mirrors that nobody runs any more, with what undoes it; nothing where there is no tc."""
+    """What is left of mirrors that nobody runs any more, with what undoes it; nothing where tc is not."""
     with suppress(DpuflowError):
         return list(_strays())
     return []
