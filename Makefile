@@ -61,7 +61,7 @@ tests-others:
 tests-live:
 	$(PYTHON) -m pytest -m "$(LONG)" $(LIVE) --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
 
-test-all: test test-long ## run all tests
+test-all: test test-long boundscheck ## run all tests, those of kernels also with every index checked
 
 test-pythons: ## run the tests with the lowest and the highest Python here (ARGS="tests/test_cli.py" picks some)
 	sh tools/pythons.sh -m "not long" $(ARGS)
