@@ -7,16 +7,14 @@ slowly; its door is told while it is answered. How many there may be is the door
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import socket
 import sys
-import termios
 from typing import TYPE_CHECKING, Any, Final
 
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpuflow.agent.answers import problem
-from dpuflow.agent.door import discard
+from dpuflow.agent.door import discard, in_kernel
 from dpuflow.agent.turns import SHARE, WAIT_S
 
 if TYPE_CHECKING:
@@ -130,15 +128,10 @@ class Connection(H11Protocol):
         if not busy and not unsent:
             self._door.idle(self._number)
         self._seen, self._taken = self.cycle, taken
-        self._made = taken + unsent + self._in_kernel()
+        self._made = taken + unsent + in_kernel(self.transport.get_extra_info("socket"))
         self._check = self.loop.call_later(REQUEST_S, self._look)
 
     def _bytes_taken(self) -> int:
         """How much the client's kernel has taken since it connected."""
         told = self.transport.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 256)
         return int.from_bytes(told[_ACKED], sys.byteorder)
-
-    def _in_kernel(self) -> int:
-        """How much more the kernel here holds for it (tcp(7), SIOCOUTQ)."""
-        told = fcntl.ioctl(self.transport.get_extra_info("socket").fileno(), termios.TIOCOUTQ, bytes(4))
-        return int.from_bytes(told, sys.byteorder)

@@ -10,9 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import gc
 import socket
 import struct
+import sys
+import termios
 import time
 from typing import Any, Final
 
@@ -28,6 +31,9 @@ PER_ADDRESS: Final = 64
 COLLECTED: Final = 64
 """So many connections may be garbage: a handshake that failed leaves a cycle with 0.3 MB of buffers behind
 (asyncio's SSLProtocol and its exception), and there are too few objects in it for Python to look soon."""
+
+MUCH: Final = 64 << 10
+"""Bytes of answers that the kernel may still deliver when a connection was ended to make room."""
 
 _Held = dict[int, tuple[socket.socket, str]]
 """Connections by descriptor, and their other end."""
@@ -115,12 +121,21 @@ class Door(socket.socket):
             for number, (each, end) in held.items():
                 if host in (None, end):
                     del held[number]
-                    if held is self._unread:
+                    if held is self._unread or in_kernel(each) > MUCH:
                         discard(each)
                     with contextlib.suppress(OSError):  # it is gone already
                         each.shutdown(socket.SHUT_RDWR)
                     return True
         return False
+
+
+def in_kernel(connection: socket.socket) -> int:
+    """How many bytes the kernel here holds for the other end (tcp(7), SIOCOUTQ)."""
+    try:
+        told = fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4))
+    except (OSError, ValueError):  # it is gone already
+        return 0
+    return int.from_bytes(told, sys.byteorder)
 
 
 def discard(connection: socket.socket) -> None:
