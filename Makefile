@@ -61,18 +61,14 @@ tests-others:
 tests-live:
 	$(PYTHON) -m pytest -m "$(LONG)" $(LIVE) --durations=10 tests/root $(ARGS) || [ $$? = 5 ]
 
-test-all: test test-long ## run all tests
+test-all: test test-long boundscheck ## run all tests, those of kernels also with every index checked
 
 test-pythons: ## run the tests with the lowest and the highest Python here (ARGS="tests/test_cli.py" picks some)
 	sh tools/pythons.sh -m "not long" $(ARGS)
 
-fuzz: $(READY) ## damaged input for MINUTES minutes: readers, analysis, column files, kernels, the DOCA adapter's ring
+fuzz: $(READY) ## damaged input for MINUTES minutes, then C targets for half as long (libFuzzer where clang has it)
 	$(PYTHON) tools/fuzz.py --minutes $(MINUTES) $(ARGS)
-	mkdir -p build/fuzz
-	cc -O1 -Wall -Wextra -Werror -o build/fuzz/kernels tools/fuzz_kernels.c -ldl
-	build/fuzz/kernels "$$($(PYTHON) -m dpuflow.kernels._build)" $$(($(MINUTES) * 6))
-	$(MAKE) -s -C doca_bindings build/fuzz/ring
-	doca_bindings/build/fuzz/ring $$(($(MINUTES) * 6))
+	PYTHON=$(PYTHON) sh tools/fuzz.sh $$(($(MINUTES) * 6))
 
 soak: $(READY) ## an agent for long: HOURS=6 of packets in fast time, or as root MINUTES=n of real time (memory, CPU)
 	$(PYTHON) tools/soak.py $(if $(filter command line,$(origin MINUTES)),$(MINUTES) --flap,--fast $(or $(HOURS),6)) $(ARGS)

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The ring between the receiving thread and poll(), and the packets' stamps. A record never wraps: where it would,
- * an empty one (length 0) fills the ring's end.
+ * an empty one fills the ring's end.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -10,6 +10,7 @@
 #include "adapter.h"
 
 #define SECOND 1000000000ull
+#define EMPTY UINT32_MAX /* for nanoseconds: any second may be a packet's, also that of a clock never set */
 
 _Static_assert(sizeof(struct dpuflow_doca_record) == 80, "a head takes 80 bytes");
 _Static_assert(offsetof(struct dpuflow_doca_record, data) == 24, "tpacket3_hdr.tp_mac");
@@ -54,8 +55,8 @@ uint8_t *ring_reserve(struct dpuflow_doca *session, uint32_t length, uint64_t st
 	if (skipped) {
 		/* 16 bytes at least are left: sizes are multiples of 16. */
 		record = (struct dpuflow_doca_record *)(ring->bytes + (written & (ring->size - 1)));
-		memset(record, 0, 8);
 		record->next = skipped;
+		record->nanoseconds = EMPTY;
 	}
 	record = (struct dpuflow_doca_record *)(ring->bytes + ((written + skipped) & (ring->size - 1)));
 	memset(record, 0, sizeof(*record));
@@ -90,11 +91,12 @@ void ring_take(struct ring *ring, uint8_t *room, uint64_t bytes)
 	block->ring = ring->size;
 	while (taken < written) {
 		const uint8_t *at = ring->bytes + (taken & (ring->size - 1));
-		uint32_t next;
+		uint32_t next, nanoseconds;
 
 		memcpy(&next, at, sizeof(next));
-		if (!memcmp(at + offsetof(struct dpuflow_doca_record, seconds), "\0\0\0", 4)) {
-			taken += next; /* seconds 0: fills the ring's end */
+		memcpy(&nanoseconds, at + offsetof(struct dpuflow_doca_record, nanoseconds), sizeof(nanoseconds));
+		if (nanoseconds == EMPTY) {
+			taken += next;
 			continue;
 		}
 		if (filled + next > bytes)

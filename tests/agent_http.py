@@ -56,7 +56,11 @@ class Running:
 def serving(
     board: Board, api: Api | None = None, webhooks: list[Webhook] | None = None, **more: Any
 ) -> Iterator[Running]:
-    """Outlets of ``board``; the address is 127.0.0.1 and a free port unless ``api`` names one."""
+    """Outlets of ``board``; the address is 127.0.0.1 and a free port unless ``api`` names one.
+
+    Nobody has to wait for a turn unless ``limited``.
+    """
+    limited = more.pop("limited", False)
     config = Config(
         api=api or Api(listen="127.0.0.1:0"),
         webhooks=webhooks or [],
@@ -65,6 +69,9 @@ def serving(
     )
     parts = outlets.start(board, config)
     assert parts.server is not None
+    for part in (parts.server, parts.probes):
+        if part is not None and not limited:
+            part.door.unbound()
     scheme = "https" if config.api.tls_cert else "http"
     urllib3.disable_warnings(urllib3.exceptions.InsecureRequestWarning)
     pool = urllib3.PoolManager(maxsize=8, cert_reqs=ssl.CERT_NONE)

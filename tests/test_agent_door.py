@@ -9,9 +9,10 @@ import socket
 import ssl
 import subprocess
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from agent_worlds import board
 from dpuflow.agent import connection, door
 from dpuflow.agent.config import Api
 from dpuflow.agent.config import History as Settings
+from dpuflow.agent.folder import claim, release
 from dpuflow.agent.history import History
 from dpuflow.agent.log import Log
 from dpuflow.cli import run
@@ -206,6 +208,71 @@ def test_who_does_not_take_the_answer_is_cut(monkeypatch: pytest.MonkeyPatch) ->
         assert answer(port).startswith(b"HTTP/1.1 200")
 
 
+def drip(clients: list[socket.socket], over: threading.Event, every_s: float, count: int) -> None:
+    """All read so much now and then, and no more."""
+    while not over.wait(every_s):
+        for client in clients:
+            with contextlib.suppress(OSError):
+                client.recv(count, socket.MSG_DONTWAIT)
+
+
+def test_who_takes_the_answer_drop_by_drop_is_cut_and_keeps_nobody_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """300 connections that read 512 B a second were kept, and /healthz beside them had no answer."""
+    monkeypatch.setattr(connection, "REQUEST_S", 1.0)
+    over = threading.Event()
+    with serving(board()) as running, contextlib.ExitStack() as closing:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        clients = []
+        for k in range(300):
+            client = closing.enter_context(socket.socket())
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+            client.bind((f"127.0.0.{2 + k % 8}", 0))
+            client.connect(("127.0.0.1", port))
+            with contextlib.suppress(OSError):
+                client.sendall(b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n" * 30)
+            clients.append(client)
+        dripping = threading.Thread(target=drip, args=(clients, over, 0.2, 200))
+        dripping.start()
+        try:
+            for _ in range(5):
+                start_s = time.monotonic()
+                assert answer(port).startswith(b"HTTP/1.1 200")
+                assert time.monotonic() - start_s < 5
+            end_s = time.monotonic() + 30
+            while ended(clients) < len(clients):
+                assert time.monotonic() < end_s
+                time.sleep(0.2)
+        finally:
+            over.set()
+            dripping.join()
+
+
+def ended(clients: list[socket.socket]) -> int:
+    """How many connections the server has ended, whatever is still to be read."""
+    states = [client.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0] for client in clients]
+    return sum(state != 1 for state in states)  # TCP_ESTABLISHED
+
+
+def test_who_takes_a_large_answer_over_a_slow_link_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twice the rate that is asked for."""
+    monkeypatch.setattr(connection, "REQUEST_S", 0.5)
+    request = b"GET /api/v1/openapi.json HTTP/1.1\r\nHost: localhost\r\n\r\n"
+    with serving(board()) as running, socket.socket() as client:
+        port = running.parts.server.address[1]  # type: ignore[union-attr]
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+        client.settimeout(30)
+        client.connect(("127.0.0.1", port))
+        client.sendall(request * 6 + request.replace(b"\r\n\r\n", b"\r\nConnection: close\r\n\r\n"))
+        got = b""
+        while part := client.recv(4096):
+            got += part
+            time.sleep(len(part) / (4 * connection.LEAST_TAKEN))
+        assert got.count(b"HTTP/1.1 200") == 7
+        assert got.endswith(b"}")
+
+
 def test_a_bad_request_behind_a_good_one_is_no_fault_of_the_server(caplog: pytest.LogCaptureFixture) -> None:
     """Both were answered at once, which ended in an exception in the log. Found by fuzzing."""
     with serving(board()) as running:
@@ -231,26 +298,75 @@ def test_two_agents_on_one_history_are_refused(tmp_path: Path) -> None:
     History(settings, "node0", log).close()
 
 
-def test_check_tells_of_interfaces_and_folders(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    file = tmp_path / "agent.yaml"
+@pytest.fixture
+def checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Status and words of ``dpuflow agent --check``."""
 
-    def checked(text: str) -> str:
-        file.write_text(text)
-        status = run(["agent", "--config", str(file), "--check"])
+    def check(text: str, *more: str) -> str:
+        file = tmp_path / "agent.yaml"
+        file.write_text("capture: {interfaces: [lo]}\n" * ("capture" not in text) + text)
+        status = run(["agent", "--config", str(file), "--check", *more])
         out, err = capsys.readouterr()
         return f"{status}: {out}{err}"
 
-    assert f"0: {file}: OK" in checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {tmp_path}}}\n")
+    return check
+
+
+def test_check_tells_of_interfaces_and_folders(reachable: Path, checked: Callable[..., str]) -> None:
+    assert checked(f"history: {{directory: {reachable}}}\n").endswith("agent.yaml: OK\n")
     said = checked("capture: {interfaces: [lo, nosuch0]}\n")
     assert said.startswith("1: ")
     assert "capture.interfaces: nosuch0: no such interface" in said
-    new = tmp_path / "a" / "b"
-    said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {new}}}\n")
+    new = reachable / "a" / "b"
+    said = checked(f"history: {{directory: {new}}}\n")
     assert said.startswith(f"0: history.directory: {new} does not exist; the agent will create it")
-    assert not new.exists()
-    said = checked(f"capture: {{interfaces: [lo]}}\nhistory: {{directory: {file}/b}}\n")
+    assert not list(reachable.iterdir())
+    (file := reachable / "file").touch()
+    said = checked(f"history: {{directory: {file}/b}}\n")
     assert said.startswith("1: ")
-    assert f"{file} is not a directory" in said
+    assert f"{file}: Not a directory" in said
+    for folder in ("/proc/x", "/sys", "/dev/null"):
+        assert checked(f"history: {{directory: {folder}}}\n").startswith("1: ")
+    assert 'history.directory: "" is no folder' in checked('history: {directory: ""}\n')
+
+
+def test_check_tells_of_addresses_that_cannot_be_listened_at(
+    reachable: Path, checked: Callable[..., str]
+) -> None:
+    text = f"history: {{directory: {reachable}}}\nlog: {{level: error}}\n"
+
+    def said(listen: str, health: str = "off") -> str:
+        return checked(
+            f"{text}node: node0\napi: {{listen: '{listen}', health: '{health}', insecure: true}}\n"
+        )
+
+    assert said("127.0.0.1:9433", "127.0.0.1:9434").startswith("0: ")
+    assert "api.health: is the same address and port as api.listen" in said("[::1]:9433", "[::1]:9433")
+    assert said("0.0.0.0:9433", "127.0.0.1:9433").startswith("1: ")
+    assert "192.0.2.1:9433: Cannot assign requested address" in said("192.0.2.1:9433")
+    with door.Door(("127.0.0.1", 9433), 1):
+        assert "api.listen: 127.0.0.1:9433: Address already in use" in said("127.0.0.1:9433")
+        held = claim(str(reachable), "node0")
+        assert said("127.0.0.1:9433").startswith(
+            "0: "
+        )  # an agent with this history runs: the port is its own
+        release(held)
+        assert said("127.0.0.1:9433").startswith("1: ")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root may become somebody")
+def test_check_asks_for_the_user_that_the_agent_becomes(reachable: Path, checked: Callable[..., str]) -> None:
+    """To root everything is writable."""
+    (reachable / "notes").touch()
+    text = f"history: {{directory: {reachable}}}\n"
+    assert "holds notes, which is not a history's" in checked(text, "--user", "nobody")
+    assert checked(text, "--user", "root").startswith("0: ")
+    reachable.chmod(0o700)
+    said = checked(f"history: {{directory: {reachable}/history}}\n", "--user", "nobody")
+    assert "cannot be used as nobody: " in said
+    assert "Permission denied" in said
+    assert [path.name for path in reachable.iterdir()] == ["notes"]
+    assert os.geteuid() == 0
 
 
 DROPPED = """
@@ -284,6 +400,75 @@ def test_root_is_left_behind(tmp_path: Path) -> None:
     assert int(bounding, 16) | wanted == wanted
     assert serving_thread.split()[:2] == ["0" * 16] * 2
     assert (tmp_path / "history").stat().st_uid == int(uid)
+
+
+@pytest.fixture
+def reachable() -> Iterator[Path]:
+    """A folder that users other than root may enter, unlike pytest's own."""
+    with tempfile.TemporaryDirectory() as folder:
+        os.chmod(folder, 0o755)
+        yield Path(folder)
+
+
+HANDED = """
+import sys
+from dpuflow.agent.capabilities import become
+try:
+    print(become("nobody", [sys.argv[1]]))
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+
+
+def handed_over(folder: Path) -> str:
+    """What an agent says that root has started with this folder for its history."""
+    command = [sys.executable, "-c", HANDED, str(folder)]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def owners(folder: Path) -> dict[str, int]:
+    return {path.name: path.stat().st_uid for path in [folder, *folder.iterdir()]}
+
+
+NOBODY = 65534
+SEGMENT = "node0-20261121T163000Z-1-2.dpuflow"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone has any to hand over")
+def test_a_folder_with_others_files_is_not_handed_over(reachable: Path) -> None:
+    """``directory: /etc`` gave nobody the password file."""
+    (reachable / "shadow").write_text("secret")
+    (reachable / SEGMENT).write_text("")
+    assert "holds shadow, which is not a history's, and is not handed over to nobody" in handed_over(
+        reachable
+    )
+    assert set(owners(reachable).values()) == {0}
+    reachable.chmod(0o777)
+    assert handed_over(reachable) == "nobody"  # who may write there anyway; all in it stays whose it is
+    assert set(owners(reachable).values()) == {0}
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="root alone has any to hand over")
+def test_a_history_is_handed_over_file_by_file(reachable: Path) -> None:
+    own = [
+        SEGMENT,
+        SEGMENT + ".new",
+        SEGMENT + ".damaged",
+        "findings.jsonl",
+        "findings.jsonl.1",
+        ".node0.lock",
+    ]
+    for name in own:
+        (reachable / name).write_text("")
+    (reachable / "lost+found").mkdir()
+    assert handed_over(reachable) == "nobody"
+    assert owners(reachable) == {**dict.fromkeys([reachable.name, *own], NOBODY), "lost+found": 0}
+    (reachable / "notes").write_text("")  # in a folder that is nobody's already
+    (reachable / (SEGMENT + ".new")).unlink()
+    (reachable / (SEGMENT + ".new")).write_text("")
+    assert handed_over(reachable) == "nobody"
+    assert owners(reachable)["notes"] == 0
+    assert owners(reachable)[SEGMENT + ".new"] == NOBODY
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may")

@@ -178,7 +178,7 @@ def test_a_client_that_does_not_read_holds_up_nobody_and_is_told() -> None:
     with serving(held, Api(listen="127.0.0.1:0", events=50)) as running:
         port = running.parts.server.address[1]  # type: ignore[union-attr]
         # Its connections take the listening socket's: what a system has for each holds some MB else.
-        running.parts.server._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # type: ignore[union-attr]
+        running.parts.server.door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4096)  # type: ignore[union-attr]
         with socket.socket() as slow:
             slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
             slow.connect(("127.0.0.1", port))

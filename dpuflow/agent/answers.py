@@ -21,10 +21,10 @@ def answer(value: object, status: int = 200) -> Response:
     )
 
 
-def problem(status: int, detail: str | None = None) -> Response:
+def problem(status: int, detail: str | None = None, headers: dict[str, str] | None = None) -> Response:
     """An error as a problem detail."""
     body = Problem(title=HTTPStatus(status).phrase, status=status, detail=detail)
-    return Response(to_json(body), status, media_type="application/problem+json")
+    return Response(to_json(body), status, headers, "application/problem+json")
 
 
 async def failed(request: Request, error: Exception) -> Response:

@@ -9,10 +9,9 @@ from __future__ import annotations
 import ctypes
 import os
 import pwd
-import stat
-from contextlib import suppress
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.agent.folder import hand_over
 from dpuflow.errors import DpuflowError, OptionError
 
 if TYPE_CHECKING:
@@ -35,24 +34,33 @@ class _Sets(ctypes.Structure):
     _fields_ = (("effective", ctypes.c_uint32), ("permitted", ctypes.c_uint32), ("kept", ctypes.c_uint32))
 
 
-def become(user: str | None = None, folders: Sequence[str] = ()) -> str | None:
-    """From root to ``user`` (None: the first of USERS that there is) with ``NEEDED`` alone; whom it became.
+def next_account(user: str | None = None) -> pwd.struct_passwd | None:
+    """Whom ``become`` makes of this process: ``user``, or (None) the first of USERS that there is.
 
-    The user gets ``folders``, which are made, and the files in them. None, and nothing done, where this is
-    not root, or root lacks what it takes. To be called before threads begin. Raises OptionError for a user
-    that there is not, DpuflowError where it fails half-way.
+    None where it stays who it is: it is not root, or root lacks what it takes. Raises OptionError for a user
+    that there is not.
     """
-    if os.geteuid() != 0:
-        return None
     entry = account_of(user)
-    if entry is None or entry.pw_uid == 0:
+    if os.geteuid() != 0 or entry is None or entry.pw_uid == 0:
+        return None
+    # CAP_SETGID, CAP_SETUID: a container that gives neither
+    return entry if {6, 7} <= _held(ctypes.CDLL(None, use_errno=True)) else None
+
+
+def become(user: str | None = None, folders: Sequence[str] = ()) -> str | None:
+    """From root to ``next_account`` with ``NEEDED`` alone; whom it became, None where nothing is done.
+
+    The account gets ``folders``, which are made, and the histories in them. To be called before threads
+    begin. Raises OptionError for a user that there is not and a folder that is not for a history,
+    DpuflowError where it fails half-way.
+    """
+    entry = next_account(user)
+    if entry is None:
         return None
     c = ctypes.CDLL(None, use_errno=True)
     held = _held(c)
-    if not {6, 7} <= held:  # CAP_SETGID, CAP_SETUID: a container that gives neither
-        return None
     for folder in folders:
-        _hand_over(folder, entry)
+        hand_over(folder, entry)
     for number in range(_LAST + 1):
         if number not in NEEDED and 8 in held:  # CAP_SETPCAP
             c.prctl(_CAPBSET_DROP, number, 0, 0, 0)  # unknown ones are refused, which is as well
@@ -79,21 +87,6 @@ def renounce() -> None:
     c.prctl(_AMBIENT, _AMBIENT_CLEAR, 0, 0, 0)
     _set(c, frozenset())
     c.prctl(_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-
-
-def _hand_over(folder: str, entry: pwd.struct_passwd) -> None:
-    """Make the folder the user's, and root's files in it; what is not there or cannot be is told later."""
-    with suppress(OSError):
-        os.makedirs(folder, mode=0o750, exist_ok=True)
-        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
-        try:
-            for name in os.listdir(held):
-                about = os.stat(name, dir_fd=held, follow_symlinks=False)
-                if stat.S_ISREG(about.st_mode) and about.st_uid == 0 and about.st_nlink == 1:
-                    os.chown(name, entry.pw_uid, entry.pw_gid, dir_fd=held, follow_symlinks=False)
-            os.fchown(held, entry.pw_uid, entry.pw_gid)
-        finally:
-            os.close(held)
 
 
 def account_of(user: str | None) -> pwd.struct_passwd | None:

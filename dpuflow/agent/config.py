@@ -54,6 +54,10 @@ def _url(value: str) -> str | None:
     return None
 
 
+def _folder(value: str) -> str | None:
+    return None if value.strip() else f'"{value}" is no folder; null keeps no history'
+
+
 def local(listen: str) -> bool:
     """Whether only this machine reaches ``listen`` (ADDRESS:PORT)."""
     return ipaddress.ip_address(listen.rpartition(":")[0].strip("[]")).is_loopback
@@ -158,7 +162,8 @@ def base_bytes(buffer: int) -> int:
 class History:
     """The local history that ``dpuflow analyze DIR`` reads."""
 
-    directory: str | None = setting("/var/lib/dpuflow", "folder to keep it in; null: keep none")
+    directory: str | None = setting("/var/lib/dpuflow", "folder to keep it in; null: keep none",
+                                    check=_folder)  # fmt: skip
     segment: float = setting(5.0, "time that one file covers", low=1, high=600, unit=DURATION)
     keep_size: int = setting(1 << 30, "largest size on disk", low=1 << 20, high=1 << 50, unit=SIZE)
     keep_age: float = setting(86400.0, "longest time to keep", low=10, high=86400 * 3650, unit=DURATION)
@@ -271,6 +276,7 @@ def parse_config(text: str, name: str) -> Config:
         (_open(config.api), "api", "listen",
          "other machines reach this address: give tls_cert, tls_key and token_file as well, or insecure: "
          "true where something else protects it"),
+        (_alike(config.api), "api", "health", "is the same address and port as api.listen"),
     ):  # fmt: skip
         if bad:
             raise reader.fail(_place(root, section, key), f"{section}.{key}", why)
@@ -290,7 +296,15 @@ def with_health(config: Config, listen: str | None) -> Config:
         return config
     if why := _listen(listen):
         raise OptionError(f"--health: {why}")
-    return replace(config, api=replace(config.api, health=listen))
+    changed = replace(config, api=replace(config.api, health=listen))
+    if _alike(changed.api):
+        raise OptionError("--health: is the same address and port as api.listen")
+    return changed
+
+
+def _alike(api: Api) -> bool:
+    """Whether API and probes would listen at one place."""
+    return api.listen == api.health != "off"
 
 
 def _open(api: Api) -> bool:

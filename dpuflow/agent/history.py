@@ -7,8 +7,6 @@ whole and on the disk; a process that is killed loses what was not yet settled, 
 
 from __future__ import annotations
 
-import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -21,9 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.agent.folder import DAMAGED, FINDINGS, FINDINGS_BEFORE, UNFINISHED, claim, release
 from dpuflow.agent.stream import COUNTERS
 from dpuflow.agent.windows import grown
-from dpuflow.errors import DpuflowError, OptionError
+from dpuflow.errors import DpuflowError
 from dpuflow.schema.rows import NEVER, MessageFlag
 from dpuflow.store.columns import load_tables, machine_of, save_tables
 from dpuflow.store.segments import (
@@ -48,8 +47,6 @@ if TYPE_CHECKING:
 QUEUE: Final = 8  # segments that wait for the disk; beyond it they are lost, and counted
 MERGED: Final = 24  # so many small files become one
 MERGED_BYTES: Final = 8 << 20  # unless they have grown to this, all together
-DAMAGED: Final = ".damaged"
-FINDINGS: Final = "findings.jsonl"
 FINDINGS_BYTES: Final = 4 << 20  # then another one is begun; the one before is kept
 
 
@@ -178,7 +175,7 @@ class History:
         """The folder, without what a killed process has left."""
         if self._lock is None:  # the folder could not be used before
             self._lock = claim(self.folder, self.vantage)
-        for half in named_segments(self.folder, ".new"):
+        for half in named_segments(self.folder, UNFINISHED):
             if half.vantage == place_name(self.vantage):
                 os.unlink(half.path)
         self._tidy()
@@ -197,7 +194,7 @@ class History:
         path = os.path.join(self.folder, FINDINGS)
         with suppress(FileNotFoundError):
             if os.path.getsize(path) > FINDINGS_BYTES:
-                os.replace(path, path + ".1")
+                os.replace(path, os.path.join(self.folder, FINDINGS_BEFORE))
         with open(path, "a", encoding="utf-8") as file:
             file.write(json.dumps(line) + "\n")
             file.flush()
@@ -268,56 +265,6 @@ def machine_id() -> str:
             return hashlib.blake2s(b"dpuflow history", key=file.read(32).strip(), digest_size=8).hexdigest()
     except OSError:
         return ""
-
-
-def claim(folder: str, vantage: str) -> int | None:
-    """Make the folder and hold this vantage point's history in it: a descriptor, whose end lets go.
-
-    None where the folder cannot be used now. Raises DpuflowError where another agent holds it: two would
-    merge and remove each other's files.
-    """
-    try:
-        os.makedirs(folder, mode=0o750, exist_ok=True)
-        held = os.open(
-            os.path.join(folder, f".{place_name(vantage)}.lock"),
-            os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW,
-            0o640,
-        )
-    except OSError:
-        return None
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        os.close(held)
-        if error.errno != errno.EWOULDBLOCK:
-            return None
-        raise DpuflowError(
-            f"history.directory: {folder}: another agent already writes the history of {vantage}"
-            " there: stop it, or set another folder"
-        ) from None
-    return held
-
-
-def release(held: int | None) -> None:
-    """Let go of what ``claim`` gave."""
-    if held is not None:
-        os.close(held)
-
-
-def check_folder(folder: str) -> str | None:
-    """What is to be said of a folder for the history before the agent runs. Raises OptionError."""
-    if os.path.isdir(folder):
-        if not os.access(folder, os.W_OK | os.X_OK):
-            raise OptionError(f"history.directory: {folder}: not writable")
-        return None
-    above = folder
-    while not os.path.lexists(above):
-        above = os.path.dirname(above.rstrip("/")) or "."
-    if not os.path.isdir(above):
-        raise OptionError(f"history.directory: {folder}: {above} is not a directory")
-    if not os.access(above, os.W_OK | os.X_OK):
-        raise OptionError(f"history.directory: {folder}: does not exist and cannot be created in {above}")
-    return f"history.directory: {folder} does not exist; the agent will create it"
 
 
 def cut(

@@ -21,8 +21,8 @@ from dpuflow.agent.access import Guard, make_tls, read_token
 from dpuflow.agent.api import ROUTE, make_app, make_probes
 from dpuflow.agent.capabilities import drop_all
 from dpuflow.agent.connection import HANDSHAKE_S, Connection
-from dpuflow.agent.door import BACKLOG, Door
-from dpuflow.errors import OptionError
+from dpuflow.agent.door import AT_ONCE, BACKLOG, Door, listening
+from dpuflow.agent.turns import Share, Turns
 
 if TYPE_CHECKING:
     import ssl
@@ -40,6 +40,14 @@ _log = logging.getLogger(__name__)
 _THREADS: Final = 4  # handlers and scrapes at a time; each is short
 _CONNECTIONS: Final = 256
 _PROBES: Final = 128
+API_TURNS: Final = (20.0, 100.0)
+"""Requests a second of one address, and how many at once: pages that ask for all there is, every second."""
+PROBE_TURNS: Final = (5.0, 20.0)
+"""A kubelet asks three things, once a second at most."""
+API_SHARE: Final = 0.15
+"""Of limits.cpu, what listening at api.listen may take: a scrape takes 9 ms of CPU."""
+PROBE_SHARE: Final = 0.10
+"""So that a probe beside a flood has its answer within a second where limits.cpu is 10 %."""
 _GRACE_S: Final = 2
 _KEEP_S: Final = 75  # scrapers that come every minute need not shake hands anew
 
@@ -55,10 +63,11 @@ class Server:
         self._guard = Guard(make_app(context, registry), self._token(settings), settings.insecure)
         self._tls = self._context_of(settings)
         registry.register(self)
-        self._socket = listening(settings.listen, "api.listen", _CONNECTIONS)
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        share = Share(lambda: API_SHARE * context.config.limits.cpu)
+        self.door = listening(settings.listen, "api.listen", _CONNECTIONS, Turns(*API_TURNS), share)
+        self.address: tuple[str, int] = self.door.getsockname()[:2]
         self._running = Running(
-            self._counted(self._guard), self._socket, self._tls, lambda: context.board.count_error("api")
+            self._counted(self._guard), self.door, self._tls, lambda: context.board.count_error("api")
         )
 
     def reload(self, settings: Api) -> None:
@@ -141,8 +150,9 @@ class Running:
             log_config=None,
             access_log=False,
             server_header=False,
-            limit_concurrency=listener.most + BACKLOG,  # who was let in is answered
-            backlog=BACKLOG,
+            # Who was let in is answered; one that asks on at once has two tasks for a moment.
+            limit_concurrency=2 * (listener.most + BACKLOG),
+            backlog=AT_ONCE,
             timeout_keep_alive=keep_s,
             timeout_graceful_shutdown=_GRACE_S,
         )
@@ -185,21 +195,13 @@ class Probes:
 
     def __init__(self, context: Context, listen: str) -> None:
         """Listen and serve. Raises OptionError."""
-        self._socket = listening(listen, "api.health", _PROBES)
-        self.address: tuple[str, int] = self._socket.getsockname()[:2]
+        share = Share(lambda: PROBE_SHARE * context.config.limits.cpu)
+        self.door = listening(listen, "api.health", _PROBES, Turns(*PROBE_TURNS), share)
+        self.address: tuple[str, int] = self.door.getsockname()[:2]
         self._running = Running(
-            make_probes(context), self._socket, None, lambda: context.board.count_error("api"), "probes", 5,
+            make_probes(context), self.door, None, lambda: context.board.count_error("api"), "probes", 5,
         )  # fmt: skip
 
     def close(self) -> None:
         """Stop."""
         self._running.close()
-
-
-def listening(address: str, option: str, most: int) -> Door:
-    """A door at ADDRESS:PORT for ``most`` connections. Raises OptionError, which names the option."""
-    host, _, port = address.rpartition(":")
-    try:
-        return Door((host.strip("[]"), int(port)), most)
-    except OSError as error:
-        raise OptionError(f"{option}: {address}: {error.strerror}") from None

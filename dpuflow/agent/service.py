@@ -20,7 +20,8 @@ import numpy as np
 from dpuflow.agent.board import Board, Health, Window
 from dpuflow.agent.budget import Budget
 from dpuflow.agent.config import base_bytes
-from dpuflow.agent.history import History, Missed, Stand, claim, release
+from dpuflow.agent.folder import claim, release
+from dpuflow.agent.history import History, Missed, Stand
 from dpuflow.agent.limits import Governor
 from dpuflow.agent.meter import Meter
 from dpuflow.agent.notify import notify, reloading, watchdog_s

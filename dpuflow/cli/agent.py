@@ -64,30 +64,36 @@ def agent(path: str | None, check: bool, user: str | None, health: str | None, p
     if print_config:
         click.echo(as_yaml(config), nl=False)
     elif check:
-        from dpuflow.agent.capabilities import account_of
-
-        account_of(user)
-        for said in _there(config):
+        for said in _there(config, user):
             click.echo(said)
         click.echo(f"{path or 'the defaults'}: OK")
     else:
         _run(config, user, read)
 
 
-def _there(config: Config) -> list[str]:
-    """What is to be said of interfaces and folders before the agent runs. Raises OptionError."""
-    from dpuflow.agent.history import check_folder
+def _there(config: Config, user: str | None) -> list[str]:
+    """What is to be said of interfaces, folders and addresses before the agent runs. Raises OptionError."""
+    import contextlib
+    import socket
+
+    from dpuflow.agent.capabilities import next_account
+    from dpuflow.agent.door import check_addresses
+    from dpuflow.agent.folder import acting_as, check_folder, is_claimed
     from dpuflow.agent.interfaces import present, wanted
     from dpuflow.errors import OptionError
 
+    account = next_account(user)
     names = wanted(config.capture.interfaces)
     if not names:
         raise OptionError("capture.interfaces: auto: no Ethernet interface is up")
     if missing := [name for name in names if not present(name)]:
         raise OptionError(f"capture.interfaces: {', '.join(missing)}: no such interface")
-    if config.history.directory is None:
-        return []
-    said = check_folder(config.history.directory)
+    folder = config.history.directory
+    said = None if folder is None else check_folder(folder, account)
+    runs = folder is not None and is_claimed(folder, config.node or socket.gethostname())
+    named = {"api.listen": config.api.listen, "api.health": config.api.health}
+    with contextlib.nullcontext() if account is None else acting_as(account):
+        check_addresses({option: each for option, each in named.items() if each != "off"}, runs)
     return [] if said is None else [said]
 
 

@@ -83,6 +83,8 @@ def mirror(
     status = 0
     with signals_held(), prepared as running:
         click.echo(f"mirroring {source} by {way}", err=True)
+        for line in running.undone:
+            click.echo(f"undone first, left by a killed mirror: {line}", err=True)
         if command:
             status = run_command(command)
         else:

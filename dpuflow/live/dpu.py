@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final
 from dpuflow.errors import DpuflowError
 from dpuflow.live.mirror import base
 from dpuflow.live.mirror.base import run
+from dpuflow.live.mirror.strays import strays
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,8 +67,10 @@ def examine(isolated: Callable[[Callable[[], str]], str], root: Path = Path("/")
         doca = _mode(machine, cards[0]) & _switchdev(machine, cards[0]) & _owner(machine) & _doca(machine)
     filters = _filters(machine, isolated)
     ovs = _ovs(machine)
-    left = base.leftovers()
-    told = f"{len(left)} left behind by killed processes: dpuflow doctor --clean undoes them"
+    noted, found = base.leftovers(), strays()
+    known = {step.undo for _, steps in noted for step in steps}
+    left = len(noted) + len({step.undo[4] for step in found if step.undo not in known})
+    told = f"{left} left behind by killed processes: dpuflow doctor --clean undoes them"
     machine.say("mirrors", not left, told if left else "none left behind")
     machine.say("way", True, _way(bool(cards), doca, ovs, filters))
     return machine.lines

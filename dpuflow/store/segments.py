@@ -55,6 +55,11 @@ def place_name(vantage: str) -> str:
     return re.sub(r"[^\w.-]", "_", vantage) or "node"
 
 
+def is_segment_name(name: str) -> bool:
+    """Whether files of that name are segments."""
+    return _NAME.fullmatch(name) is not None
+
+
 def named_segments(folder: str, suffix: str = "") -> list[Segment]:
     """Files of the folder that are named as segments, with ``suffix`` after it, by vantage point and time.
 

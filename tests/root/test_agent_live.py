@@ -42,7 +42,7 @@ class Agent:
         )
 
     def write(self, config: str) -> None:
-        base = "api: {listen: off}\nlog: {format: json, status: 1s}\n"
+        base = "log: {format: json, status: 1s}\n" + "api: {listen: off}\n" * ("api:" not in config)
         if "history:" not in config:
             base += f"history: {{directory: {self.history}}}\n"
         self.file.write_text(base + config)

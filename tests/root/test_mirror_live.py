@@ -178,6 +178,34 @@ def test_after_a_kill_the_next_one_or_doctor_undoes_it(pair: Monitored) -> None:
         assert not list(pair.folder.iterdir())
 
 
+def test_filters_of_a_killed_mirror_are_found_without_its_notes(pair: Monitored) -> None:
+    """Killed in a container whose /run went with it, they copied on; the next mirror was refused."""
+    inside = ["ip", "netns", "exec", pair.b]
+
+    def dpuflow(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [*inside, sys.executable, "-m", "dpuflow", *words]
+        return subprocess.run(command, env=pair.environment, capture_output=True, text=True, timeout=120)
+
+    theirs = ("protocol", "ip", "pref", "55778", "u32", "match", "ip", "protocol", "1", "0xff")
+    run(*inside, "tc", "qdisc", "add", "dev", "east", "clsact")
+    run(*inside, "tc", "filter", "add", "dev", "east", "ingress", *theirs)
+    before = pair.rules()
+    for cleaner in (("doctor", "--clean"), ("mirror", *WORDS, "--", "true")):
+        process = pair.mirror(*WORDS)
+        started(process)
+        (notes,) = pair.folder.iterdir()
+        notes.unlink()
+        assert "ok  mirrors      none" in dpuflow("doctor").stdout  # it lives
+        assert dpuflow("doctor", "--clean").stdout == "nothing was left behind\n"
+        process.kill()
+        process.communicate(timeout=120)
+        assert "NO  mirrors      1 left behind" in dpuflow("doctor").stdout
+        done = dpuflow(*cleaner)
+        assert done.returncode == 0, done.stderr
+        assert "tc filter add dev east egress protocol ip pref 55776 u32" in done.stdout + done.stderr
+        assert pair.rules() == before
+
+
 def test_a_commands_status_and_what_the_kernel_lacks(pair: Monitored) -> None:
     before = pair.rules()
     process = pair.mirror(*WORDS, "--", "sh", "-c", "exit 7")

@@ -63,8 +63,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			look(&session.ring, sizeof(struct dpuflow_doca_block) + number(&data, end, 2), &read);
 			continue;
 		}
-		uint8_t *to = ring_reserve(&session, number(&data, end, 2), (1 + number(&data, end, 5)) * 1000000000ull,
-					   what >> 1 & 1, &captured);
+		uint32_t length = number(&data, end, 2); /* one after the other, whatever the compiler */
+		uint64_t stamp_ns = (1 + number(&data, end, 5)) * 1000000000ull;
+		uint8_t *to = ring_reserve(&session, length, stamp_ns, what >> 1 & 1, &captured);
 
 		if (!to)
 			continue;

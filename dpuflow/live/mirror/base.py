@@ -1,7 +1,8 @@
 """What every way of mirroring is: steps, each with what undoes it; and running them so that nothing stays.
 
 Before a step is taken, what undoes it is written to a file in RUN_FOLDER. It is undone at the end, whatever
-ends it; after a crash by the next start or by ``dpuflow doctor --clean``.
+ends it; after a crash by the next start or by ``dpuflow doctor --clean``. Filters whose notes are gone are
+found by what they are (``strays``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Protocol
 from dpuflow.errors import DpuflowError, MissingError, OptionError
 
 if TYPE_CHECKING:
+    import socket
     from types import TracebackType
 
 RUN_FOLDER: Final = "/run/dpuflow"
@@ -57,6 +59,7 @@ class Step:
     ``unless``: not taken where this command's output has ``has`` in it (or it succeeds, where that is empty).
     ``absent``: refused where this command's output has ``has`` in it: somebody else's would be undone.
     ``still``: undone only if none of these commands prints anything.
+    ``device``: the interface whose filters are then this mirror's, which others are told (``strays``).
     """
 
     do: tuple[str, ...]
@@ -65,6 +68,7 @@ class Step:
     absent: tuple[str, ...] = ()
     has: str = ""
     still: tuple[tuple[str, ...], ...] = ()
+    device: str = ""
 
 
 class Commands(Protocol):
@@ -108,7 +112,9 @@ class CommandMirror:
     def __init__(self, steps: list[Step]) -> None:
         self._steps = steps
         self._taken: list[Step] = []
+        self._held: dict[str, socket.socket] = {}
         self.warnings: list[str] = []
+        self.undone: list[str] = []
 
     def lines(self) -> list[str]:
         """The commands, and those that undo them."""
@@ -117,7 +123,7 @@ class CommandMirror:
     def __enter__(self) -> CommandMirror:
         """Take the steps. Raises OptionError, MissingError, DpuflowError; all is undone then."""
         self._file = run_folder() / f"mirror-{os.getpid()}.json"
-        clean()
+        self.undone = clean()
         try:
             for step in self._steps:
                 self._take(step)
@@ -139,6 +145,10 @@ class CommandMirror:
                 return
         if step.absent and step.has in run(step.absent).stdout:
             raise DpuflowError(f"{shlex.join(step.do)}: something else has {step.has.strip()} there")
+        if step.device and step.device not in self._held:
+            from dpuflow.live.mirror.strays import claim
+
+            self._held[step.device] = claim(step.device)
         if step.undo:
             self._taken.append(step)
             self._save()
@@ -167,6 +177,9 @@ class CommandMirror:
         self.warnings += undo(self._taken)
         self._taken = []
         self._file.unlink(missing_ok=True)
+        for held in self._held.values():
+            held.close()
+        self._held = {}
 
 
 def undo(taken: list[Step]) -> list[str]:
@@ -218,7 +231,11 @@ def clean() -> list[str]:
         undo(steps)
         file.unlink(missing_ok=True)
         said += [shlex.join(step.do) for step in steps]
-    return said
+    from dpuflow.live.mirror.strays import strays
+
+    unnoted = strays()
+    undo(unnoted)
+    return said + [shlex.join(step.do) for step in unnoted]
 
 
 def _step(saved: dict[str, object]) -> Step:

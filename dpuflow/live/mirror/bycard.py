@@ -28,6 +28,7 @@ class DocaMirror:
         )
         self._peer = representor(self._options.doca.peer)
         self.warnings: list[str] = []
+        self.undone: list[str] = []
 
     def lines(self) -> list[str]:
         """What is done, in words."""

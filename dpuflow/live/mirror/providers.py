@@ -22,6 +22,8 @@ class Mirror(Protocol):
 
     warnings: list[str]
     """What could not be undone at the end."""
+    undone: list[str]
+    """What a killed mirror had left, and was undone first."""
 
     def lines(self) -> list[str]:
         """What is done, and what undoes it, as lines for a shell."""

@@ -58,6 +58,7 @@ def _filter(device: str, hook: str, number: int, ether: str, words: tuple[str, .
         ("tc", "filter", "del", *place, *kind),
         absent=("tc", "filter", "show", *place),
         has=f"pref {PRIORITY + number} ",
+        device=device,
     )
 
 
