@@ -27,6 +27,7 @@ transfers of them).
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
@@ -213,8 +214,9 @@ def stars(job: Job, lanes: Sequence[Transfers]) -> tuple[list[Instance], list[Tr
     """
     ends = job.ordered(end for each in lanes for end in each.edge)
     ways = {each.edge: each for each in lanes}
+    rooted = max(max(Counter(one[side] for one in ways).values()) for side in (0, 1)) == len(ends) - 1
     known = all((each.start_ns != NEVER).all() for each in lanes)
-    if len(ways) < len(lanes) or len(ends) <= FEWEST or not known:
+    if len(ways) < len(lanes) or len(ends) <= FEWEST or not rooted or not known:
         return [], list(lanes)
     begins = sorted((int(ns), each.edge, k) for each in lanes for k, ns in enumerate(each.start_ns.tolist()))
     at = dict.fromkeys(ways, 0)
