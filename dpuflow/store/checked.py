@@ -80,6 +80,14 @@ def check_tables(tables: Mapping[str, Rows]) -> None:
     paired = flows[flows["peer"] != NONE32]
     if len(paired) and int(paired["peer"].max()) >= len(flows):
         raise ValueError("flows name rows of flows that are not")
+    opposite = flows[paired["peer"]]
+    other = paired["transport"] != opposite["transport"]
+    for one, its in (("src", "dst"), ("dst", "src")):
+        other |= paired[one] != opposite[its]
+    for one, its in (("sport", "dport"), ("dport", "sport")):  # of RoCE they are no keys
+        other |= (paired["transport"] == Transport.TCP) & (paired[one] != opposite[its])
+    if other.any():
+        raise ValueError("flows name as their opposites what runs elsewhere")
 
 
 def _distinct(rows: Rows, column: str) -> list[int]:
