@@ -90,10 +90,9 @@ def _check(result: results.Analysis, file: str) -> None:
     if not (
         all(each.files for each in result.captures)
         and all(each.addresses for each in result.endpoints)
-        and all(each.ranks for each in result.collectives)
         and all(each.endpoints for each in result.steps)
     ):
-        raise FormatError(file, "a capture has no files, an endpoint no addresses, or what ranks do no ranks")
+        raise FormatError(file, "a capture has no files, an endpoint no addresses, or steps no endpoints")
     for line in result.pipelines:
         for of_stages in (line.forward_ns, line.backward_ns, line.idle_share):
             if len(of_stages) != len(line.stages):

@@ -92,7 +92,7 @@ def test_what_no_result_holds_is_refused_wherever_it_stands(path: str, value: An
     for each in above:
         place = place[int(each)] if isinstance(place, list) else place[each]
     place[key] = value
-    with pytest.raises(FormatError, match="^x: "):
+    with pytest.raises(FormatError, match=r"^x: "):
         analysis_of(whole, "x")
 
 

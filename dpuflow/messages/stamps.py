@@ -13,7 +13,9 @@ import numpy as np
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from dpuflow.schema.tables import CaptureTables
+    from collections.abc import Sequence
+
+    from dpuflow.schema.tables import CaptureTables, Rows
 
 _NOT_SEEN: Final = (1 << 63) - 1
 YEAR_NS: Final = 366 * 86_400 * 1_000_000_000
@@ -50,6 +52,19 @@ def set_aside(tables: CaptureTables) -> CaptureTables:
         f" {len(messages) - len(kept)} of {len(messages)} messages far from the others were set aside"
     )
     return tables
+
+
+def restamp(messages: Rows, flows: Rows, wrong: Sequence[tuple[int, int, int]]) -> None:
+    """Right the times of what packets with wrong stamps began, ended and acknowledged.
+
+    ``wrong``: (frame, its stamp, the right one).
+    """
+    for frame, stamp_ns, right_ns in wrong:
+        for end in ("first", "last"):
+            rows = (messages[f"{end}_frame"] == frame) & (messages[f"{end}_ns"] == stamp_ns)
+            messages[f"{end}_ns"][rows] = right_ns
+            flows[f"{end}_ns"][flows[f"{end}_ns"] == stamp_ns] = right_ns
+        messages["acked_ns"][messages["acked_ns"] == stamp_ns] = right_ns
 
 
 def _span(tables: CaptureTables) -> tuple[int, int]:
