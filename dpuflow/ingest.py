@@ -59,7 +59,7 @@ def ingest(
         info.id, info.vantage, info.files = id, vantage or info.vantage, files
         info.warnings += damaged
         info.complete &= not damaged
-        return set_aside(tables)
+        return set_aside(tables, saved=True)
     return ingest_source(open_capture(files, vantage=vantage, id=id), threads, progress)
 
 

@@ -314,11 +314,13 @@ def _place(root: Any, section: str, key: str, item: int | None = None) -> Any:
     return root
 
 
-def as_yaml(config: Config) -> str:
-    """The effective configuration, in the form that it is read in."""
+def as_yaml(config: Config, shown: bool = False) -> str:
+    """The effective configuration, in the form that it is read in; ``shown``: as ``public`` says it."""
     import yaml
 
-    return yaml.safe_dump(_plain(config), sort_keys=False, default_flow_style=False)
+    return yaml.safe_dump(
+        public(config) if shown else _plain(config), sort_keys=False, default_flow_style=False
+    )
 
 
 def public(config: Config) -> dict[str, Any]:

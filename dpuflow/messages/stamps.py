@@ -25,10 +25,15 @@ MOST_NS: Final = 1 << 62
 """From 1896 to 2116: stamps of any two captures can be subtracted. Files of 32 bits hold no others."""
 
 
-def set_aside(tables: CaptureTables) -> CaptureTables:
-    """``tables``, less messages that were stamped more than a year from the median one."""
+def set_aside(tables: CaptureTables, saved: bool = False) -> CaptureTables:
+    """``tables``, less messages that were stamped more than a year from the median one.
+
+    ``saved``: of a column file, whose info may say other times than its rows.
+    """
     info, messages = tables.info, tables.messages
-    first_ns, last_ns = _span(tables)
+    first_ns, last_ns = info.first_ns, info.last_ns
+    if saved or first_ns is None or last_ns is None:
+        first_ns, last_ns = _span(tables)
     if last_ns - first_ns <= YEAR_NS and first_ns >= LEAST_NS and last_ns <= MOST_NS:
         return tables
     stamps = messages["last_ns"] if len(messages) else np.array([last_ns])
@@ -68,7 +73,7 @@ def restamp(messages: Rows, flows: Rows, wrong: Sequence[tuple[int, int, int]]) 
 
 
 def _span(tables: CaptureTables) -> tuple[int, int]:
-    """The first and the last time that anything in the tables has: a column file's info may say others."""
+    """The first and the last time that anything in the tables has."""
     info = tables.info
     times = [time for time in (info.first_ns, info.last_ns) if time is not None]
     for rows, names in (
