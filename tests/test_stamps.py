@@ -106,6 +106,7 @@ def times(*runs: tuple[int, int]) -> np.ndarray:
         [(100, 5000), (40, 5000)],  # a clock that was set back, and one that was set twice
         [(100, 5000), (4000, 5000), (101, 5000)],
         [(9, 5), (3, 5)],  # two short captures, one after the other
+        [(60, 2), (50, 3), (40, 2), (30, 2)],  # a capture written backwards
     ],
 )
 def test_pauses_and_clocks_that_are_set_stay(runs: list[tuple[int, int]]) -> None:

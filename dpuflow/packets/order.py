@@ -22,7 +22,7 @@ NOISE_NS: Final = 1_000_000_000
 STAYS: Final = 32
 """More packets in a row than this on another time are on a clock that was set."""
 _BACK: Final = 64  # runs of stamps, so many before one at most may be wrong
-_FEW: Final = 8  # at an end, where nothing comes back, one in so many may be wrong
+_FEW: Final = 32  # at an end, where nothing comes back, one in so many may be wrong
 
 
 class FileOrder:
@@ -103,6 +103,8 @@ def astray(times: Ints) -> Bools:
             continue
         out = ~_longest(times[starts[low:high]], ends[low:high], sizes[low:high])
         left = int(sizes[low:high][~out].sum())
+        if int(sizes[low:high][out].sum()) > left:
+            continue  # no order to speak of
         inner = np.flatnonzero(~out)
         for at in np.flatnonzero(out).tolist():
             first, size = int(starts[low + at]), int(sizes[low + at])
