@@ -59,7 +59,7 @@ def ingest(
         info.id, info.vantage, info.files = id, vantage or info.vantage, files
         info.warnings += damaged
         info.complete &= not damaged
-        return set_aside(tables)
+        return set_aside(tables, saved=True)
     return ingest_source(open_capture(files, vantage=vantage, id=id), threads, progress)
 
 
@@ -91,11 +91,11 @@ def ingest_source(
     source: CaptureSource, threads: int = 1, progress: Callable[[int, int | None], None] | None = None
 ) -> CaptureTables:
     """The same of an open source of packets, such as a live capture."""
-    from dpuflow.messages.stamps import set_aside
+    from dpuflow.messages.stamps import restamp, set_aside
     from dpuflow.packets.records import read_blocks
     from dpuflow.schema.rows import MEMBER, PAUSE, SETUP
 
-    reader = read_blocks(source, threads, progress)
+    reader = read_blocks(source, threads, progress, mend=True)
     readers = _Messages()
     pauses = [PAUSE.zeros(0)]
     for block in reader:
@@ -119,6 +119,7 @@ def ingest_source(
         )
     if readers.roce:
         reader.info.snaplen_needed = readers.roce.snaplen_needed
+    restamp(messages, flows, reader.wrong_stamps)
     tables = CaptureTables(
         reader.info, reader.endpoints.copy(), flows.copy(), messages, np.concatenate(pauses),
         tcp.told if tcp else SETUP.zeros(0), tcp.members if tcp else MEMBER.zeros(0),

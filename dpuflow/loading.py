@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, get_args,
 
 from dpuflow import results
 from dpuflow.errors import FormatError
+from dpuflow.quantities import whole_number
 from dpuflow.schema import tables
 from dpuflow.schema.rows import ANALYSIS_ID
 
@@ -74,34 +75,81 @@ def rows_of(kind: type[T], value: object, file: str) -> list[T]:
 
 
 def _check(result: results.Analysis, file: str) -> None:
-    """Raise FormatError where a row names what is not listed: ids are positions."""
+    """Raise FormatError where a row names what is not listed (ids are positions), or is not whole."""
     for name in ("captures", "endpoints", "flows", "groups", "collectives", "findings"):
         if any(each.id != place for place, each in enumerate(getattr(result, name))):
             raise FormatError(file, f"the ids of {name} are not their positions")
-    captures = [clock.capture for clock in result.clocks]
-    captures += [each.capture for finding in result.findings for each in finding.evidence]
     for what, listed, named in (
         ("an endpoint", result.endpoints, _endpoints_named(result)),
-        ("a capture", result.captures, captures),
-        ("a group", result.groups, [each.group for each in result.collectives]),
+        ("a capture", result.captures, _captures_named(result)),
+        ("a group", result.groups, _groups_named(result)),
+        ("a flow", result.flows, (each.flow for each in result.requests)),
     ):
         if any(not 0 <= each < len(listed) for each in named):
             raise FormatError(file, f"{what} is named that is not listed")
+    if not (
+        all(each.files for each in result.captures)
+        and all(each.addresses for each in result.endpoints)
+        and all(each.endpoints for each in result.steps)
+    ):
+        raise FormatError(file, "a capture has no files, an endpoint no addresses, or steps no endpoints")
+    for line in result.pipelines:
+        for of_stages in (line.forward_ns, line.backward_ns, line.idle_share):
+            if len(of_stages) != len(line.stages):
+                raise FormatError(file, "a pipeline tells of other stages than its own")
+
+
+def _captures_named(result: results.Analysis) -> Iterator[int]:
+    """The captures that rows name, each as often."""
+    yield from (each.capture for each in result.clocks)
+    yield from (each.capture for finding in result.findings for each in finding.evidence)
+
+
+def _groups_named(result: results.Analysis) -> Iterator[int]:
+    """The groups that rows name, each as often."""
+    for rows in (
+        result.collectives, result.accounts, result.operations, result.attribution,
+        result.all_reduce_what_if, result.tax,
+    ):  # fmt: skip
+        yield from (row.group for row in rows)
 
 
 def _endpoints_named(result: results.Analysis) -> Iterator[int]:
     """The endpoints that rows name, each as often."""
-    for flow in result.flows:
-        yield from (flow.src, flow.dst)
-    for group in result.groups:
-        yield from group.endpoints
+    for ends in (result.flows, result.transfers, result.network_cost):
+        for row in ends:
+            yield from (row.src, row.dst)
+    for several in (result.groups, result.findings, result.steps, result.loss_tax, result.decode):
+        for each in several:
+            yield from each.endpoints
     for finding in result.findings:
-        yield from finding.endpoints
+        for part in finding.consists_of:
+            yield from part.endpoints
     for unit in result.lateness:
-        yield unit.endpoint
-    for each in result.collectives:
-        for rank in each.ranks:
+        yield from (unit.endpoint, unit.node or 0, *(unit.relative_to or ()), *unit.together)
+    yield from (end.node for end in result.endpoints if end.node is not None)
+    for call in result.collectives:
+        yield call.root or 0
+        for rank in call.ranks:
             yield rank.endpoint
+            if rank.node is not None:
+                yield rank.node
+    for edge in result.edges:
+        yield from (edge.from_, edge.to)
+    yield from (each.endpoint for each in result.what_if)
+    for account in result.accounts:
+        for named in (account.waited, account.parts.work, account.parts.in_node):
+            yield from map(_place, named)
+    for line in result.pipelines:
+        yield from (*line.stages, *line.late)
+    for asked in result.requests:
+        yield from (asked.client, asked.server)
+
+
+def _place(text: str) -> int:
+    """An endpoint that is named as text; -1 for what is no number."""
+    number = whole_number(text)
+    return -1 if number is None else number
 
 
 @cache
@@ -130,9 +178,14 @@ def _builder(kind: type) -> Callable[[dict[str, Any]], Any]:
         optional = plain_type(hint) is not hint
         needed = each.default is MISSING and each.default_factory is MISSING and not optional
         key = renamed.get(each.name, each.name.rstrip("_"))
-        steps.append((each.name, key, _maker(hint), needed, optional))
+        make = _maker(hint)
+        if each.name == "confidence" or each.name.endswith("share"):
+            make = _share(make)
+        steps.append((each.name, key, make, needed, optional))
 
-    def build(row: dict[str, Any]) -> Any:
+    def build(row: Any) -> Any:
+        if not isinstance(row, dict):
+            _refuse(row, "a row")
         if "node" in row and row.get("endpoint", 0) is None:
             row["endpoint"] = row["node"]  # only its node is told
         values = dict.fromkeys(unsaid)
@@ -157,15 +210,19 @@ def _maker(hint: Any) -> Callable[[Any], Any]:
     if is_dataclass(kind):
         return _builder(kind)  # type: ignore[arg-type]
     if get_origin(kind) is tuple:
-        return tuple
+        makers = [_maker(each) for each in get_args(kind)]
+        return lambda items: tuple(
+            make(item) for make, item in zip(makers, _checked((list, tuple))(items), strict=True)
+        )
     if get_origin(kind) is list:
         (each,) = get_args(kind)
         inner, optional = _maker(each), plain_type(each) is not each
         return lambda items: [
             None if optional and item is None else inner(item) for item in _checked(list)(items)
         ]
-    if get_origin(kind) is dict or kind is dict:
-        return _checked(dict)
+    if get_origin(kind) is dict:
+        of = _maker(get_args(kind)[1])
+        return lambda items: {key: of(item) for key, item in _checked(dict)(items).items()}
     if get_origin(kind) is Literal:
         known = frozenset(get_args(kind))
         return lambda item: item if item in known else _refuse(item, "a known token")
@@ -176,11 +233,24 @@ def _maker(hint: Any) -> Callable[[Any], Any]:
 
 def _checked(kind: type | tuple[type, ...]) -> Callable[[Any], Any]:
     def check(item: Any) -> Any:
-        if not isinstance(item, kind):
+        if not isinstance(item, kind) or (isinstance(item, bool) and kind is not bool):
             _refuse(item, "of the type that is expected there")
-        if isinstance(item, int) and not -(1 << 63) <= item < 1 << 63:
+        if isinstance(item, (int, float)) and not -(1 << 63) <= item < 1 << 63:
             _refuse(item, "a number of 64 bits")
         return item
+
+    return check
+
+
+def _share(make: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """The same of parts of a whole, or of lists of them."""
+
+    def check(item: Any) -> Any:
+        made = make(item)
+        for each in made if isinstance(made, list) else (made,):
+            if each is not None and not 0 <= each <= 1:
+                _refuse(each, "a share of a whole")
+        return made
 
     return check
 

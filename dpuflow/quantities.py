@@ -18,6 +18,14 @@ _TIME_UNITS = ((1_000_000_000, "s"), (1_000_000, "ms"), (1_000, "us"), (1, "ns")
 _BYTE_UNITS = ((1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
+MOST_DIGITS = 18  # a number of so many fits into 64 bits
+
+
+def whole_number(text: str) -> int | None:
+    """The number that a few ASCII digits say; None for any other text, whatever Python takes for digits."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= MOST_DIGITS else None
+
+
 def duration(value_ns: float | None) -> str:
     """A time span with three significant digits: ``9.82 ms``."""
     if value_ns is None:

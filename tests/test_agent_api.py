@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -247,6 +248,14 @@ def test_a_window_is_a_whole_analysis(running: Running) -> None:
         ("/api/v1/findings?condition=stragler", 400, "one of admission_backlog, capture_loss, clock_untied"),
         ("/api/v1/events?events=windows", 400, "windows"),
         ("/api/v1/groups?x=1", 400, "x"),
+        (f"/api/v1/windows/{'9' * 5000}", 400, "is no window's number"),
+        ("/api/v1/windows/%C2%B2", 400, "is no window's number"),
+        ("/api/v1/windows/1e3", 400, "is no window's number"),
+        (f"/api/v1/collectives?after=run-{'9' * 5000}-1", 400, "is no key"),
+        ("/api/v1/collectives?after=run-%C2%B2-1", 400, "is no key"),
+        (f"/api/v1/transfers?after=run-1-{'9' * 5000}", 400, "is no key"),
+        (f"/api/v1/collectives?since_ns={'9' * 5000}", 400, "since_ns"),
+        (f"/api/v1/collectives?limit={'9' * 5000}", 400, "limit"),
     ],
 )
 def test_errors_are_problem_details(running: Running, path: str, status: int, words: str) -> None:
@@ -255,6 +264,14 @@ def test_errors_are_problem_details(running: Running, path: str, status: int, wo
     check("Problem", answer.json)
     assert answer.json["status"] == status
     assert words in answer.json["detail"]
+
+
+@pytest.mark.parametrize("number", ["9" * 5000, "%C2%B2", "", "-1"])
+def test_an_event_that_never_was_is_no_error(running: Running, number: str) -> None:
+    """As if it had been forgotten: what is held is sent."""
+    stream = running.parts._context.stream
+    assert stream is not None
+    assert stream.place(f"{stream._run}-{urllib.parse.unquote(number)}")[1] is None
 
 
 def test_other_methods_are_refused_as_a_problem(running: Running) -> None:

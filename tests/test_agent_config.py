@@ -80,6 +80,15 @@ def test_what_is_printed_is_read_as_the_same(tmp_path: Path) -> None:
     assert read_config(str(file)) == config
 
 
+def test_what_is_printed_has_no_secrets(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("webhooks: [{url: 'https://me:pa55word@example.com/hooks/t0ken?key=k3y'}]\n")
+    assert run(["agent", "--config", str(file), "--print-config"]) == 0
+    printed = capsys.readouterr().out
+    assert "https://example.com/..." in printed
+    assert not any(secret in printed for secret in ("pa55word", "t0ken", "k3y"))
+
+
 def test_the_command_checks_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("limits: {cpu: 25%}\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
@@ -49,6 +50,22 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         raise error
 
     monkeypatch.setattr(analysis, "analyze_marked", analyze)
+
+
+def test_names_of_files_steer_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "a\x1b[2J\x9b31m\u202e.pcap"
+    file.write_bytes(b"no capture")
+    assert run(["analyze", str(file)]) == 1
+    assert run(["ingest", str(file), "-o", str(tmp_path / "out")]) == 1
+    trace = Path(__file__).resolve().parents[1] / "traces" / "nccl-allreduce-n2" / "node0.pcap.gz"
+    file.write_bytes(gzip.decompress(trace.read_bytes())[:-9])
+    for more in ([], ["--json", str(tmp_path / "a.json")]):
+        assert run(["analyze", str(file), *more]) == 0
+    assert run(["ingest", str(file), "-o", str(tmp_path / "out")]) == 0
+    printed = capsys.readouterr()
+    for text in (printed.out, printed.err):
+        assert not set(text) & set("\x1b\x9b\u202e")
+    assert "a\ufffd[2J" in printed.err
 
 
 def test_help_is_what_click_would_print() -> None:

@@ -17,8 +17,11 @@ import dpuflow
 from dpuflow.cli import run
 from dpuflow.errors import FormatError
 from dpuflow.loading import analysis_of
+from dpuflow.reports.html.page import write_html
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.markdown import MOST_LINES, markdown_lines
+from dpuflow.reports.perfetto.trace import write_perfetto
+from dpuflow.reports.text import text_lines
 from dpuflow.results import Account, Analysis, Endpoint, Finding, Parts, Pipeline, Steps, Transfer
 
 
@@ -72,6 +75,28 @@ def test_a_result_of_an_earlier_version_lacks_lists_that_came_later() -> None:
 
 
 @pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        ("captures.0.sampled_one_of", 1e308), ("lateness.0.last_share", 1e308), ("captures.0.files", []),
+        ("captures.0.skipped.other_ethertype", "x"), ("accounts.0.parts.in_node.0", None),
+        ("accounts.0.parts.work.2", []), ("accounts.0.waited", {"99": 1}), ("steps.0.endpoints", []),
+        ("collectives.2.bytes_between", [1]), ("findings.0.evidence.0.packets", ["x", 1]),
+        ("pipelines.0.idle_share", []), ("transfers.0.src", 99), ("endpoints.0.addresses", []),
+        ("flows.0.packets", True), ("what_if", [7]),
+    ],
+)  # fmt: skip
+def test_what_no_result_holds_is_refused_wherever_it_stands(path: str, value: Any) -> None:
+    whole = json.loads(text_of(rich_job()))
+    *above, key = path.split(".")
+    place = whole
+    for each in above:
+        place = place[int(each)] if isinstance(place, list) else place[each]
+    place[key] = value
+    with pytest.raises(FormatError, match=r"^x: "):
+        analysis_of(whole, "x")
+
+
+@pytest.mark.parametrize(
     ("text", "said"),
     [
         ("", "not JSON, or cut short"),
@@ -98,16 +123,21 @@ def test_what_is_no_result_is_one_sentence(
     assert not target.exists()
 
 
-def test_damaged_results_are_refused_or_read() -> None:
+def test_damaged_results_are_refused_or_read(tmp_path: Path) -> None:
     """Whatever stands in a result's place, no other error than FormatError."""
     chance = random.Random(1)
     whole = json.loads(text_of(rich_job()))
     for _ in range(400):
         value: Any = copy.deepcopy(whole)
         node, key = _somewhere(value, chance)
-        node[key] = chance.choice([None, "x", -7, 1.5, [], {}, [None], {"a": 1}, True, 10**30])
+        any_type = [None, "x", -7, 1.5, [], {}, [None], {"a": 1}, True, 10**30, 1e308, (1 << 63) - 1, [0], 99]
+        same = [each for each in any_type if type(each) is type(node[key])]
+        node[key] = chance.choice(same if same and chance.random() < 0.8 else any_type)
         with contextlib.suppress(FormatError):
-            "".join(json_lines(analysis_of(value, "x")))
+            result = analysis_of(value, "x")
+            assert "".join([*json_lines(result), *text_lines(result), *markdown_lines(result)])
+            write_perfetto(result, str(tmp_path / "trace"))
+            write_html(result, str(tmp_path / "page"))
 
 
 def _somewhere(value: Any, chance: random.Random) -> tuple[Any, Any]:

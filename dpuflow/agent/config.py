@@ -20,6 +20,7 @@ from dpuflow.live.options import (
     PRODUCTIONS,
     PROTOCOLS,
 )
+from dpuflow.quantities import whole_number
 from dpuflow.results.tokens import CONDITIONS
 from dpuflow.settings import DURATION, SHARE, SIZE, Reader, setting, written
 
@@ -42,7 +43,7 @@ def _listen(value: str) -> str | None:
     if value == "off":
         return None
     host, _, port = value.rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+    if not host or not 0 < (whole_number(port) or 0) < 65536:
         return f"{value!r} is not ADDRESS:PORT, such as 127.0.0.1:9477, and not off either"
     return _address(host.strip("[]"))
 
@@ -327,11 +328,13 @@ def _place(root: Any, section: str, key: str, item: int | None = None) -> Any:
     return root
 
 
-def as_yaml(config: Config) -> str:
-    """The effective configuration, in the form that it is read in."""
+def as_yaml(config: Config, shown: bool = False) -> str:
+    """The effective configuration, in the form that it is read in; ``shown``: as ``public`` says it."""
     import yaml
 
-    return yaml.safe_dump(_plain(config), sort_keys=False, default_flow_style=False)
+    return yaml.safe_dump(
+        public(config) if shown else _plain(config), sort_keys=False, default_flow_style=False
+    )
 
 
 def public(config: Config) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.agent.models import notice, to_json, window_row
+from dpuflow.quantities import whole_number
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -116,10 +117,11 @@ class Stream:
             if last_id is None:
                 return self._last, 0
             run, _, number = last_id.rpartition("-")
-            if run != self._run or not number.isdigit() or int(number) > self._last:
+            has = whole_number(number)
+            if run != self._run or has is None or has > self._last:
                 oldest = self._kept[0].number - 1 if self._kept else self._last
                 return oldest, None
-            return int(number), 0
+            return has, 0
 
     def after(self, number: int, kinds: frozenset[str]) -> tuple[list[bytes], int, int]:
         """Events after ``number``: (texts of those of ``kinds``, number of the last, how many are gone)."""

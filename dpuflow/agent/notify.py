@@ -6,6 +6,8 @@ import os
 import socket
 import time
 
+from dpuflow.quantities import whole_number
+
 
 def notify(*states: str) -> None:
     """Send states such as "READY=1"; failures are of no consequence."""
@@ -29,6 +31,7 @@ def reloading() -> None:
 def watchdog_s() -> float | None:
     """How often the watchdog wants to hear of us, half of its limit; None where there is none."""
     usec, pid = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
-    if not usec.isdigit() or (pid and pid != str(os.getpid())):
+    limit = whole_number(usec)
+    if limit is None or (pid and pid != str(os.getpid())):
         return None
-    return int(usec) / 2e6
+    return limit / 2e6

@@ -13,6 +13,7 @@ from dpuflow import __version__, results
 from dpuflow.agent import models
 from dpuflow.agent.config import Config, public
 from dpuflow.agent.tally import group_name
+from dpuflow.quantities import whole_number
 from dpuflow.results import Collective
 from dpuflow.results.tokens import CONDITIONS, OpToken, Severity
 
@@ -168,12 +169,13 @@ def _begin(context: Context, after: str | None, windows: list[Window]) -> tuple[
         return (-1, -1), False
     run, _, place = after.partition("-")
     number, _, at = place.partition("-")
-    if not (run and number.isdigit() and at.isdigit()):
-        raise HTTPException(400, f"after: {after!r} is no key")
+    in_window, row = whole_number(number), whole_number(at)
+    if not run or in_window is None or row is None:
+        raise HTTPException(400, f"after: {after!r:.60} is no key")
     if run != context.run:  # of a run before this one: all that is held is new
         return (-1, -1), True
     held = windows[0].number if windows else 0
-    return (int(number), int(at)), int(number) < held - 1
+    return (in_window, row), in_window < held - 1
 
 
 def _matching(
@@ -310,11 +312,13 @@ def window(context: Context, _: Nothing, number: str) -> bytes:
     """One window's whole analysis."""
     from dpuflow.reports.json import json_lines
 
-    if number == "latest" or number.isdecimal():
-        found = context.board.analysis(None if number == "latest" else int(number))
-        if found is not None:
-            return "".join(json_lines(found)).encode()
-    raise HTTPException(404, f"window {number} is not held; /api/v1/windows lists those that are")
+    wanted = None if number == "latest" else whole_number(number)
+    if wanted is None and number != "latest":
+        raise HTTPException(400, f"{number!r:.60} is no window's number, and not latest either")
+    found = context.board.analysis(wanted)
+    if found is None:
+        raise HTTPException(404, f"window {number} is not held; /api/v1/windows lists those that are")
+    return "".join(json_lines(found)).encode()
 
 
 def health(context: Context, _: Nothing) -> models.HealthAnswer:

@@ -106,8 +106,13 @@ def _command(arguments: list[str]) -> int:
 
 
 def _fail(sentence: str, status: int) -> int:
-    print(f"dpuflow: {' '.join(sentence.split())}", file=sys.stderr, flush=True)
+    print(f"dpuflow: {one_line(sentence)}", file=sys.stderr, flush=True)
     return status
+
+
+def one_line(text: str) -> str:
+    """``text`` fit for a terminal: names of files, which it may quote, can hold anything."""
+    return "".join(each if each.isprintable() else "\ufffd" for each in " ".join(text.split()))
 
 
 def _discard_output() -> None:

@@ -62,7 +62,7 @@ def agent(path: str | None, check: bool, user: str | None, health: str | None, p
 
     config = read()
     if print_config:
-        click.echo(as_yaml(config), nl=False)
+        click.echo(as_yaml(config, shown=True), nl=False)
     elif check:
         for said in _there(config, user):
             click.echo(said)

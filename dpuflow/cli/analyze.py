@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import click
 
+from dpuflow.cli import one_line
 from dpuflow.cli.reporting import (
     asked_reports,
     check_reports,
@@ -106,7 +107,7 @@ def _say(result: Analysis, color: str, warnings_only: bool) -> None:
         dpuflow.write_text(result, color={"always": True, "never": False}.get(color))
         return
     for warning in (text for capture in result.captures for text in capture.warnings):
-        click.echo(f"dpuflow: {warning}", err=True)
+        click.echo(f"dpuflow: {one_line(warning)}", err=True)
 
 
 @click.command(epilog=EPILOG)

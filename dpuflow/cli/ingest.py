@@ -6,6 +6,8 @@ import os
 
 import click
 
+from dpuflow.cli import one_line
+
 EPILOG = """\b
 Examples:
   Read the captures once, analyse them as often as you like:
@@ -63,10 +65,11 @@ def ingest(
     for kept in keep_captures(vantages, folder, workers or os.cpu_count() or 1):
         for text in [*kept.warnings, kept.error]:
             if text:
-                click.echo(f"dpuflow: {text}", err=True)
+                click.echo(f"dpuflow: {one_line(text)}", err=True)
         failed += bool(kept.error)
         if not quiet and not kept.error:
             there = "" if kept.fresh else " (was there)"
-            click.echo(f"{kept.file}: {kept.messages:,} messages of {kept.packets:,} packets{there}")
+            file = one_line(kept.file)
+            click.echo(f"{file}: {kept.messages:,} messages of {kept.packets:,} packets{there}")
     if failed:
         raise DpuflowError(f"{failed} of {len(vantages)} captures could not be read")

@@ -230,7 +230,9 @@ class _Program:
         """The schedule laid over what the edges carry next, if operation and sizes agree."""
         hidden = self._hidden(number)
         edges = self._edges(algorithm, root, hidden)
-        mine = edges[self.src[number], self.dst[number]]
+        mine = edges.get((self.src[number], self.dst[number]))
+        if mine is None:  # seen, though between ranks that seem to share a node
+            return
         for cuts in self._cuts(number, len(mine)) if algorithm.cuts and sized else (1,):
             rows: dict[Edge, list[int]] = {}
             for edge, shares in edges.items():

@@ -19,6 +19,8 @@ from dpuflow.messages.stretches import Part, Slot, stretches
 from dpuflow.schema.rows import Framing, Role, Wire
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from dpuflow.messages.stretches import Solved
     from dpuflow.schema.tables import Rows
 
@@ -55,7 +57,9 @@ class _Kind:
 
 
 _NEAR = 64  # slots looked at before and after the time in question: that many run at once at most
+_MOST_DATA = 9  # a stretch is not tried with more DATA than this
 _KINDS = (Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA)
+_READY = _KINDS[:2]
 
 
 class GlooConnection:
@@ -115,12 +119,14 @@ class GlooConnection:
         mine, other = self.kinds[way], self.kinds[1 - way]
         return mine[Wire.GLOO_SEND_READY], other[Wire.GLOO_RECV_READY], mine[Wire.GLOO_DATA]
 
-    def wanted(self, way: int, since_ns: int, until_ns: int) -> dict[Wire, list[Slot]]:
+    def wanted(
+        self, way: int, since_ns: int, until_ns: int, kinds: Sequence[Wire] = _KINDS
+    ) -> dict[Wire, list[Slot]]:
         """Slots of about that time of which flow ``way`` must have sent more of a kind than were seen."""
         first = max(0, int(np.searchsorted(self._since, since_ns)) - _NEAR)
         near = self._slots[first : int(np.searchsorted(self._since, until_ns, side="right")) + _NEAR]
         wanted: dict[Wire, list[Slot]] = {}
-        for wire in _KINDS:
+        for wire in kinds:
             times, data_way = self.kinds[way][wire].times, 1 - way if wire == Wire.GLOO_RECV_READY else way
             wanted[wire] = [s for s in near if len(times[s]) < self.transfers(data_way, s)]
         return wanted
@@ -214,49 +220,49 @@ class GlooConnection:
         seq = int(first["seq"])
         size = int(last["seq_end"]) - seq
         since, until = int(first["first_ns"]), int(last["last_ns"])
-        for leading in range(size // GLOO_PREAMBLE + 1):  # DATA first tried: none
-            parts = self._try(way, seq, size, since, until, leading)
-            if parts is not None:
-                return parts
-            if leading > 8:
-                break
+        data: list[Part] = []
+        added: list[tuple[_Kind, Slot]] = []
+        kind = self.kinds[way][Wire.GLOO_DATA]
+        for leading in range(min(size // GLOO_PREAMBLE, _MOST_DATA) + 1):  # DATA first tried: none
+            if leading:
+                wanted = self.wanted(way, since, until, (Wire.GLOO_DATA,))[Wire.GLOO_DATA]
+                slot = self.pick_data(way, wanted, seq, until)
+                length = None if slot is None else self.length(way, slot, kind.before(slot, seq))
+                if slot is None or length is None:
+                    break
+                data.append(Part(GLOO_PREAMBLE + length, Wire.GLOO_DATA, Role.DATA, slot, length))
+                size -= data[-1].size
+                self._add(added, kind, slot, seq, since)
+                if size < 0:
+                    break
+            ready = self._ready(way, seq, size, since, until)
+            if ready is not None:
+                return ready + data
+        self._drop(added, seq)
         return None
 
-    def _try(
-        self, way: int, seq: int, size: int, since: int, until: int, data_count: int
-    ) -> list[Part] | None:
-        """``data_count`` DATA and for the rest READY, or None; undone where it does not come out even."""
+    def _ready(self, way: int, seq: int, size: int, since: int, until: int) -> list[Part] | None:
+        """READY that fill ``size`` bytes, or None; undone where it does not come out even."""
+        if size < 0 or size % GLOO_PREAMBLE:
+            return None
         added: list[tuple[_Kind, Slot]] = []
-        data: list[Part] = []
-        for _ in range(data_count):
-            slot = self.pick_data(way, self.wanted(way, since, until)[Wire.GLOO_DATA], seq, until)
-            if slot is None:
-                break
-            length = self.length(way, slot, self.kinds[way][Wire.GLOO_DATA].before(slot, seq))
-            if length is None:
-                break
-            data.append(Part(GLOO_PREAMBLE + length, Wire.GLOO_DATA, Role.DATA, slot, length))
-            size -= data[-1].size
-            self._add(added, self.kinds[way][Wire.GLOO_DATA], slot, seq, since)
         ready: list[Part] = []
-        if len(data) == data_count and size >= 0 and size % GLOO_PREAMBLE == 0:
-            for _ in range(size // GLOO_PREAMBLE):
-                picked = self.pick_ready(way, self.wanted(way, since, until), seq, since)
-                if picked is None:
-                    break
-                wire, slot = picked
-                role, transfer_way = (
-                    (Role.OFFER, way) if wire == Wire.GLOO_SEND_READY else (Role.GRANT, 1 - way)
-                )
-                length = self.length(transfer_way, slot, self.kinds[way][wire].before(slot, seq))
-                ready.append(Part(GLOO_PREAMBLE, wire, role, slot, length or 0))
-                self._add(added, self.kinds[way][wire], slot, seq, since)
-                size -= GLOO_PREAMBLE
-            if size == 0:
-                return ready + data
+        for _ in range(size // GLOO_PREAMBLE):
+            picked = self.pick_ready(way, self.wanted(way, since, until, _READY), seq, since)
+            if picked is None:
+                self._drop(added, seq)
+                return None
+            wire, slot = picked
+            role, transfer_way = (Role.OFFER, way) if wire == Wire.GLOO_SEND_READY else (Role.GRANT, 1 - way)
+            length = self.length(transfer_way, slot, self.kinds[way][wire].before(slot, seq))
+            ready.append(Part(GLOO_PREAMBLE, wire, role, slot, length or 0))
+            self._add(added, self.kinds[way][wire], slot, seq, since)
+        return ready
+
+    @staticmethod
+    def _drop(added: list[tuple[_Kind, Slot]], seq: int) -> None:
         for kind, slot in added:
             kind.drop(slot, seq)
-        return None
 
     @staticmethod
     def _add(added: list[tuple[_Kind, Slot]], kind: _Kind, slot: Slot, seq: int, time_ns: int) -> None:

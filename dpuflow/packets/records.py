@@ -14,7 +14,9 @@ from dpuflow.capture.streams import Mapped
 from dpuflow.errors import FormatError
 from dpuflow.kernels import columns as c
 from dpuflow.packets.blocks import Buffers, Parser
+from dpuflow.packets.order import FileOrder
 from dpuflow.packets.workers import WindowEnd, Workers
+from dpuflow.quantities import duration
 from dpuflow.schema.rows import NEVER, Kind
 from dpuflow.schema.tables import CaptureInfo
 from dpuflow.wire import headers as wire
@@ -35,9 +37,14 @@ if TYPE_CHECKING:
 MAX_COMMENTS: Final = 1000  # kept in the info; the rest are only counted
 
 
-def read_blocks(source: CaptureSource, threads: int = 1, progress: Progress | None = None) -> BlockReader:
-    """The packets of ``source`` in blocks; iterate once. ``progress`` gets bytes done and in all."""
-    return BlockReader(source, threads, progress)
+def read_blocks(
+    source: CaptureSource, threads: int = 1, progress: Progress | None = None, mend: bool = False
+) -> BlockReader:
+    """The packets of ``source`` in blocks; iterate once. ``progress`` gets bytes done and in all.
+
+    ``mend``: stamps that contradict the order of their file are replaced, and named (``order``).
+    """
+    return BlockReader(source, threads, progress, mend)
 
 
 class BlockReader:
@@ -48,7 +55,9 @@ class BlockReader:
     has its key and transport filled in; packet counts of endpoints are set at the end.
     """
 
-    def __init__(self, source: CaptureSource, threads: int = 1, progress: Progress | None = None) -> None:
+    def __init__(
+        self, source: CaptureSource, threads: int = 1, progress: Progress | None = None, mend: bool = False
+    ) -> None:
         self._source = source
         self._threads = threads
         self._progress = progress
@@ -56,6 +65,9 @@ class BlockReader:
         self._buffers = Buffers()
         self._more_comments = 0
         self.info = CaptureInfo(source.id, source.vantage, list(source.files))
+        self.wrong_stamps: list[tuple[int, int, int]] = []  # as FileOrder.late
+        self._mend = mend
+        self._order: FileOrder | None = None  # of the file that is being read
 
     @property
     def flows(self) -> Rows:
@@ -73,9 +85,13 @@ class BlockReader:
         done = 0
         sizes = [] if self._progress is None else _sizes(self._source)
         for file in self._source.open_files():
+            self._order = FileOrder() if self._mend else None
             try:
                 yield from self._file(file, done, sum(sizes) if all(sizes) else None)
+                if self._order is not None:
+                    self._tell_wrong(file.name, self._order)
             finally:
+                self._order = None
                 done += file.bytes.done()
                 file.bytes.close()
             links += [link for link in file.format.links if link not in links]
@@ -269,14 +285,30 @@ class BlockReader:
         info, told = self.info, state.tolist()
         rows, disordered = told[c.S_ROW], told[c.S_DISORDERED]
         counts = told[c.S_SPARSE : c.S_SPARSE + len(c.SPARSE)]
+        unsure = 0
+        if self._order is not None:
+            self._order.mend(buffers.times[:rows], info.packets, disordered > 0)
+            unsure = min(self._order.unsure, rows - 1)
         block = buffers.block(info.packets, rows, counts, data, disordered == 0)
-        first, last = int(buffers.times[0]), int(buffers.times[rows - 1])
+        first, last = int(buffers.times[0]), int(buffers.times[rows - 1 - unsure])
         info.first_ns = first if info.first_ns is None else min(first, info.first_ns)
         info.last_ns = last if info.last_ns is None else max(last, info.last_ns)
         info.packets += rows
         info.bytes += told[c.S_BYTES]
         info.disordered += disordered
         return block
+
+    def _tell_wrong(self, name: str, order: FileOrder) -> None:
+        """Name what a file's order says of stamps, once it has been read."""
+        info = self.info
+        if order.last_ns is not None and info.last_ns is not None:
+            info.last_ns = max(info.last_ns, order.last_ns)
+        self.wrong_stamps += order.late
+        if order.wrong:
+            self.info.warnings.append(
+                f"{name}: {order.wrong:,} of its packets are stamped out of the file's order, by up to"
+                f" {duration(order.most_ns)}; each is given the time of the packet before it"
+            )
 
     def _damaged(self, file: CaptureFile, pos: int, reason: str) -> None:
         self.info.complete = False

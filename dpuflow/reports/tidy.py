@@ -34,7 +34,9 @@ def tidied(result: Analysis) -> Analysis:
         replace(
             each,
             address=clean(each.address, LONGEST_NAME),
+            addresses=[clean(text, LONGEST_NAME) for text in each.addresses],
             label=None if each.label is None else clean(each.label, LONGEST_NAME),
+            host=None if each.host is None else clean(each.host, LONGEST_NAME),
         )
         for each in result.endpoints
     ]
@@ -43,6 +45,7 @@ def tidied(result: Analysis) -> Analysis:
             each,
             vantage=clean(each.vantage, LONGEST_NAME),
             files=[clean(file, 4 * LONGEST_NAME) for file in each.files],
+            warnings=[clean(text) for text in each.warnings],
         )
         for each in result.captures
     ]

@@ -14,15 +14,16 @@ from __future__ import annotations
 import json
 import os
 import struct
-from dataclasses import asdict, fields
+from dataclasses import asdict
 from itertools import pairwise, zip_longest
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 
 import numpy as np
 
 from dpuflow.errors import CaptureError, DpuflowError, FormatError
 from dpuflow.schema import rows as schema
-from dpuflow.schema.tables import CaptureInfo, CaptureTables
+from dpuflow.schema.tables import CaptureTables
+from dpuflow.store.checked import check_tables, info_of
 
 if TYPE_CHECKING:
     import zlib
@@ -49,7 +50,6 @@ _ADDED: Final = {"flow": ("spurious",), "message": ("rkey",)}
 """Fields that rows before formats 5 and 6 do not have: 0 there."""
 _CHECKED: Final = 4
 """The first format with checksums."""
-MOST_HEADER: Final = 1 << 24
 BLOCK: Final = 1 << 16
 """Bytes of a table that share a checksum: what one flipped bit costs, at most, and a row more."""
 _SPARE: Final = ("messages", "pauses")
@@ -133,69 +133,86 @@ def load_tables(name: str) -> CaptureTables:
     try:
         size = os.path.getsize(name)
         with open(name, "rb") as file:
-            start = file.read(_START.size)
-            if len(start) < _START.size:
-                raise CaptureError(name, len(start), "the column file is cut short")
-            magic, version, length = _START.unpack(start)
-            if magic != MAGIC:
-                raise FormatError(name, "not a dpuflow column file")
-            if not OLDEST <= version <= VERSION:
-                raise FormatError(
-                    name, f"a column file of format {version}; this dpuflow reads {OLDEST} to {VERSION}"
-                )
-            told = file.read(_SUM.size) if version >= _CHECKED else b""
-            body = _START.size + len(told) + length
-            if body > size:
-                raise CaptureError(name, size, "the column file is cut short")
-            text = file.read(length)
-            if told and _SUM.unpack(told)[0] != zlib.crc32(text, zlib.crc32(start)):
-                raise CaptureError(
-                    name, _START.size, "the column file's header is damaged (its checksum differs)"
-                )
-            header = _header(name, text)
-            damaged: list[str] = []
-            tables = {
-                table: _rows(name, table, header["tables"][table], body, size, damaged)
-                for table in _TABLES
-                if version >= _LATER_FROM or table not in _LATER
-            }
-        _check_places(name, tables, size)
-        if version == OLDEST:
-            messages = tables["messages"]
-            messages["va"][
-                (messages["role"] == schema.Role.GRANT) & (messages["wire"] == schema.Wire.ROCE_WRITE)
-            ] = 0
-        info = _info(header["info"])
-        info.warnings += damaged
-        info.complete &= not damaged
-        return CaptureTables(info, **tables)
+            version, body, header = _head(file, name, size)
+        damaged: list[str] = []
+        tables = {
+            table: _rows(name, table, header["tables"][table], body, size, damaged)
+            for table in _TABLES
+            if version >= _LATER_FROM or table not in _LATER
+        }
+        info = info_of(header["info"])
     except OSError as error:
         raise DpuflowError(f"{name}: {error.strerror or error}") from None
-    except (KeyError, TypeError, ValueError) as error:
+    except _UNREADABLE as error:
         raise CaptureError(name, _START.size, f"the column file's header is damaged ({error})") from None
+    try:
+        check_tables(tables)
+    except ValueError as error:
+        raise CaptureError(name, body, f"the column file is damaged: its {error}") from None
+    if version == OLDEST:
+        messages = tables["messages"]
+        messages["va"][
+            (messages["role"] == schema.Role.GRANT) & (messages["wire"] == schema.Wire.ROCE_WRITE)
+        ] = 0
+    info.warnings += damaged
+    info.complete &= not damaged
+    return CaptureTables(info, **tables)
+
+
+_UNREADABLE: Final = (KeyError, TypeError, ValueError, AttributeError, OverflowError, RecursionError)
+"""What a header raises that says something else than headers do, or nests it without end."""
+
+
+def _head(file: BinaryIO, name: str, size: int) -> tuple[int, int, dict[str, Any]]:
+    """A file's format version, where its tables begin, and its header, if its checksum is right.
+
+    Raises CaptureError, FormatError, OSError and ``_UNREADABLE``.
+    """
+    start = file.read(_START.size)
+    if len(start) < _START.size:
+        raise CaptureError(name, len(start), "the column file is cut short")
+    magic, version, length = _START.unpack(start)
+    if magic != MAGIC:
+        raise FormatError(name, "not a dpuflow column file")
+    if not OLDEST <= version <= VERSION:
+        raise FormatError(
+            name, f"a column file of format {version}; this dpuflow reads {OLDEST} to {VERSION}"
+        )
+    told = file.read(_SUM.size) if version >= _CHECKED else b""
+    body = _START.size + len(told) + length
+    if body > size:
+        raise CaptureError(name, size, "the column file is cut short")
+    text = file.read(length)
+    if told and _SUM.unpack(told)[0] != zlib.crc32(text, zlib.crc32(start)):
+        raise CaptureError(name, _START.size, "the column file's header is damaged (its checksum differs)")
+    header: dict[str, Any] = json.loads(text)
+    if header["schema"] != schema.SCHEMA_ID:
+        raise FormatError(
+            name, f"its records are {header['schema']!s:.60}; this dpuflow reads {schema.SCHEMA_ID}"
+        )
+    return version, body, header
 
 
 def machine_of(name: str) -> str:
     """Which machine's agent wrote a column file; "" where it does not say, or cannot be read."""
-    try:
-        return str(_unchecked_header(name)["info"].get("machine", ""))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, struct.error):
-        return ""
+    told = _told(name, "info")
+    machine = told.get("machine", "") if isinstance(told, dict) else ""
+    return machine if isinstance(machine, str) else ""
 
 
 def read_made_of(name: str) -> list[str]:
     """What a column file was made of, as ``save_tables`` was told; nothing where it does not say."""
+    told = _told(name, "made_of")
+    return [str(each) for each in told] if isinstance(told, list) else []
+
+
+def _told(name: str, key: str) -> Any:
+    """What a whole header says under ``key``; None where there is none."""
     try:
-        return [str(each) for each in _unchecked_header(name).get("made_of", ())]
-    except (OSError, ValueError, TypeError, AttributeError, struct.error):
-        return []
-
-
-def _unchecked_header(name: str) -> Any:
-    with open(name, "rb") as file:
-        _, version, length = _START.unpack(file.read(_START.size))
-        file.seek(_START.size + (_SUM.size if version >= _CHECKED else 0))
-        return json.loads(file.read(min(length, MOST_HEADER)))
+        with open(name, "rb") as file:
+            return _head(file, name, os.path.getsize(name))[2].get(key)
+    except (OSError, DpuflowError, *_UNREADABLE):
+        return None
 
 
 def _whole(rows: Rows, record: Record) -> memoryview:
@@ -224,13 +241,6 @@ def _dtype(record: Record, described: list[list[str]]) -> np.dtype[np.void] | No
     if described != [each for each in _fields(record) if each[0] not in later]:
         return None
     return np.dtype([(name, type_) for name, type_ in described], align=True)
-
-
-def _header(name: str, text: bytes) -> dict[str, Any]:
-    header: dict[str, Any] = json.loads(text)
-    if header["schema"] != schema.SCHEMA_ID:
-        raise FormatError(name, f"its records are {header['schema']}; this dpuflow reads {schema.SCHEMA_ID}")
-    return header
 
 
 def _sums(data: memoryview) -> list[int]:
@@ -286,20 +296,3 @@ def _undamaged(count: int, wide: int, bad: list[int]) -> NDArray[np.bool_]:
     for k in bad:
         whole[k * BLOCK // wide : -(-(k + 1) * BLOCK // wide)] = False
     return whole
-
-
-def _check_places(name: str, tables: dict[str, Rows], size: int) -> None:
-    """Whether rows name rows that are there: else an analysis would fail far from here."""
-    flows, endpoints, messages = (tables[each] for each in ("flows", "endpoints", "messages"))
-    peers = flows["peer"][flows["peer"] != schema.NONE32]
-    for places, count, what in (
-        (flows["src"], len(endpoints), "flows"), (flows["dst"], len(endpoints), "flows"),
-        (peers, len(flows), "flows"), (messages["flow"], len(flows), "messages"),
-    ):  # fmt: skip
-        if len(places) and int(places.max()) >= count:
-            raise CaptureError(name, size, f"the column file is damaged: its {what} name rows that are not")
-
-
-def _info(values: dict[str, Any]) -> CaptureInfo:
-    known = {field.name for field in fields(CaptureInfo)}
-    return CaptureInfo(**{key: value for key, value in values.items() if key in known})
