@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -17,7 +19,10 @@ from dpuflow.agent.tally import Tally
 from dpuflow.agent.told import tell
 from dpuflow.agent.tracker import Tracker
 from dpuflow.quantities import duration, late_by, late_in, name_of, rank_seconds
+from dpuflow.reports.html import write_html
 from dpuflow.reports.json import json_lines
+from dpuflow.reports.lua import lua_lines
+from dpuflow.reports.markdown import escaped, markdown_lines
 from dpuflow.results import Analysis
 
 TRACE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
@@ -90,3 +95,32 @@ def test_a_bound_is_told_as_one() -> None:
             if "exact" not in exact and row.late_ns:
                 assert row.late_bound == "at_least"
                 assert late_by(row).startswith("at least ")
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_nothing_claims_more_than_the_entries_of_one_node(node: int, tmp_path: Path) -> None:
+    """Row, table, finding, page, Markdown, Lua and metrics beside the entries that they rest on."""
+    result = dpuflow.analyze([TRACE / f"node{node}.pcap.gz"])
+    write_html(result, str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    lua, summary = "".join(lua_lines(result, [])), "\n".join(markdown_lines(result))
+    tally = Tally(64, 64)
+    tally.add(Window(0, 0, S, result))
+    for place, row in enumerate(result.lateness):
+        assert tally.judged[row.address or ""].late_ns == row.late_ns
+        if row.late_ns is None:
+            continue
+        shown = [e for c in result.collectives if c.complete for e in c.ranks if e.endpoint == row.endpoint]
+        claims = sorted(e.lateness_ns or 0 for e in shown if e.bound in ("exact", "at_least"))
+        late = round((row.late_share or 0) * row.collectives)
+        assert row.late_ns <= median(claims[-late:])
+        assert row.late_most_ns == claims[-1]
+        by = late_by(row).replace("at least ", ">=")
+        assert f"| {escaped(by)} |" in summary
+        at = f'data-at="lateness/{place}/late_ns" title="{row.late_ns:,} ns"'
+        assert f"{at}>{html.escape(by)}</data>" in page
+        if row.verdict == "late":
+            last = re.findall(rf"last: {re.escape(row.address or '')} by at least ([0-9.]+ \w+)", lua)
+            assert duration(claims[-1]) in last
+            found = [each.summary for each in result.findings if each.condition == "straggler"]
+            assert all(f"by {late_by(row)} (median)" in summary for summary in found)

@@ -317,13 +317,13 @@ def test_who_is_always_last_by_what_it_was_handed_is_told_where_another_is_not_j
     """A leader whose node's other rank nobody sees: all wait for the two, neither is to blame for sure."""
     result = nobody_late()
     last, unseen = result.lateness[1], result.lateness[2]
-    last.last_share, last.late_share, last.own_share, last.late_ns = 1.0, 1.0, 0.0, 900 * MS
+    last.last_share, last.late_share, last.own_share, last.caused_wait_ns = 1.0, 1.0, 0.0, 90_000 * MS
     assert next(text_lines(result)).startswith("NOBODY WAS LATE")  # all others are cleared
     unseen.verdict = "unknown"
     assert next(text_lines(result)).startswith("rank 1, OR ONE THAT IT WAITS FOR, CAME LATE.")
     last.last_share = 0.5
     assert next(text_lines(result)).startswith("NOBODY SEEN LATE")
-    last.last_share, last.late_ns = 1.0, 10
+    last.last_share, last.caused_wait_ns = 1.0, 10
     assert next(text_lines(result)).startswith("NOBODY SEEN LATE")
 
 

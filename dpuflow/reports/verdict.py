@@ -73,7 +73,7 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
 
 
 def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
-    """``rank 2, or one that it waits for: the last in 27 of 30 collectives, by 5.10 ms (median)``."""
+    """``rank 2, or one that it waits for: the last in 27 of 30 collectives, likely by 5.10 ms``."""
     total = sum(
         collective.complete and any(entry.endpoint == row.endpoint for entry in collective.ranks)
         for collective in result.collectives
@@ -81,8 +81,8 @@ def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
     )
     return (
         f"{names.short(row.endpoint)}, or one that it waits for: the last in {row.perhaps_last:,} of"
-        f" {count(total, 'collective')}, by {duration(row.perhaps_ns or 0)} (median); these"
-        " captures cannot tell which"
+        f" {count(total, 'collective')}, likely by {duration(row.perhaps_ns or 0)}; these captures cannot"
+        " tell which"
     )
 
 
