@@ -79,7 +79,8 @@ def _check(result: results.Analysis, file: str) -> None:
         if any(each.id != place for place, each in enumerate(getattr(result, name))):
             raise FormatError(file, f"the ids of {name} are not their positions")
     captures = [clock.capture for clock in result.clocks]
-    captures += [each.capture for finding in result.findings for each in finding.evidence]
+    shown = [part for finding in result.findings for part in (finding, *finding.consists_of)]
+    captures += [each.capture for part in shown for each in part.evidence]
     for what, listed, named in (
         ("an endpoint", result.endpoints, _endpoints_named(result)),
         ("a capture", result.captures, captures),

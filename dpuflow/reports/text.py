@@ -23,7 +23,7 @@ from dpuflow.reports.verdict import verdict_lines
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from dpuflow.results import Analysis, Finding, Lateness, Pipeline, Steps, Transfer
+    from dpuflow.results import Analysis, Finding, Lateness, Part, Pipeline, Steps, Transfer
 
 MOST_ROWS = 16
 """Endpoints in the table; the JSON has them all."""
@@ -316,6 +316,20 @@ def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
         yield wrap(f"What to do: {finding.advice}", "    ", "      ")
     if finding.alternatives:
         yield wrap(f"Other explanations: {'; '.join(finding.alternatives)}", "    ", "      ")
-    for evidence in finding.evidence[:1]:
-        yield wrap(names.where(evidence), "    ", "      ")
-        yield f"      {evidence.filter}"
+    yield from _where(finding, names, "    ")
+    for part in finding.consists_of:
+        yield wrap(f"With it: {part_head(part)}. {part.summary}", "    ", "      ")
+        yield from _where(part, names, "      ")
+
+
+def part_head(part: Part) -> str:
+    """``packet_loss (90 % sure)``: a finding that another one explains."""
+    sure = "" if part.confidence is None else f" ({percent(part.confidence)} sure)"
+    return f"{part.condition}{sure}"
+
+
+def _where(found: Finding | Part, names: Names, indent: str) -> Iterator[str]:
+    """The first packets that show it."""
+    for evidence in found.evidence[:1]:
+        yield wrap(names.where(evidence), indent, indent + "  ")
+        yield f"{indent}  {evidence.filter}"

@@ -176,6 +176,9 @@ def _other_faults(result: Analysis, names: Names, lead: str) -> Iterator[str]:
         told = [f"{len(alike)} times" if len(alike) > 1 else where]
         told += [f"{percent(taken)} of the time"] if taken > 0 else []
         told += [f"{percent(alike[0].confidence)} sure"] if len(alike) == 1 else []
+        under = dict.fromkeys(part.condition for each in alike for part in each.consists_of)
+        beside = [name.replace("_", " ") for name in under if name != condition]
+        told += [f"with {listed(beside, 3)}"] if beside else []
         parts.append(f"{condition.replace('_', ' ')} ({', '.join(filter(None, told))})")
     if parts:
         yield wrap(f"{lead}: {listed(parts)}; see the findings", "  ", "    ")

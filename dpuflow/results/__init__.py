@@ -372,6 +372,8 @@ class Part:
     condition: str
     endpoints: list[int]
     summary: str
+    confidence: float | None = None  # None in results from before it was kept
+    evidence: list[Evidence] = field(default_factory=list)
 
 
 @dataclass(slots=True)

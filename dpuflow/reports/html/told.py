@@ -15,7 +15,7 @@ from dpuflow.reports.headline import STUCK
 from dpuflow.reports.html.figures import in_rank_seconds, share, told
 from dpuflow.reports.html.markup import Markup, figure, join, tag
 from dpuflow.reports.layout import Paint, unwrapped
-from dpuflow.reports.text import by_severity
+from dpuflow.reports.text import by_severity, part_head
 from dpuflow.reports.tidy import clean
 from dpuflow.reports.verdict import verdict_lines
 
@@ -159,7 +159,8 @@ def _card(result: Analysis, each: Finding, names: Names) -> Markup:
     if each.alternatives:
         parts.append(tag("p", tag("b", "Other explanations: "), "; ".join(each.alternatives)))
     for part in each.consists_of:
-        parts.append(tag("p", tag("b", "With it: "), part.summary, class_="quiet"))
+        parts.append(tag("p", tag("b", f"With it: {part_head(part)}. "), part.summary, class_="quiet"))
+        parts += [tag("div", tag("code", shown.filter), class_="filter") for shown in part.evidence[:1]]
     for evidence in each.evidence[:MOST_EVIDENCE]:
         button = tag("button", "Copy filter", type="button", data_copy=evidence.filter, hidden=True)
         parts.append(tag("p", names.where(evidence), class_="quiet"))
