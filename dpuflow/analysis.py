@@ -88,6 +88,8 @@ def analyze_marked(
         captures, left_out = read_by_workers(chosen, workers, progress)
     else:
         captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
+    for tables in captures:
+        tables.info.named = chosen[tables.info.id].named
     _refuse_other_links([tables.info for tables in captures])
     worked = analyze_tables(
         captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked,

@@ -614,3 +614,13 @@ def test_where_nobody_is_late_a_critical_fault_is_the_headline() -> None:
     assert next(text_lines(result)).startswith("NOBODY ")
     fault.confidence, fault.severity = 0.9, "warning"
     assert next(text_lines(result)).startswith("NOBODY ")
+
+
+def test_headlines_name_nodes_as_the_table_does() -> None:
+    """Where there is no rank: the address says little to who runs the nodes."""
+    result = in_turn()
+    for end in result.endpoints:
+        end.rank, end.label = None, f"node{end.id}"
+    lines = list(text_lines(result))
+    assert lines[0].startswith("LATE IN TURN: 10.0.0.1 (node0), 10.0.0.2 (node1)")
+    assert lines[1].startswith("  10.0.0.1 (node0): late in ")
