@@ -18,7 +18,7 @@ from dpuflow.agent.log import Log
 from dpuflow.agent.tally import Tally
 from dpuflow.agent.told import tell
 from dpuflow.agent.tracker import Tracker
-from dpuflow.quantities import duration, late_by, late_in, name_of, rank_seconds
+from dpuflow.quantities import duration, late_by, late_in, name_of, percent, rank_seconds
 from dpuflow.reports.html import write_html
 from dpuflow.reports.json import json_lines
 from dpuflow.reports.lua import lua_lines
@@ -124,3 +124,22 @@ def test_nothing_claims_more_than_the_entries_of_one_node(node: int, tmp_path: P
             assert duration(claims[-1]) in last
             found = [each.summary for each in result.findings if each.condition == "straggler"]
             assert all(f"by {late_by(row)} (median)" in summary for summary in found)
+
+
+@pytest.mark.parametrize("trace", ["gloo-allreduce-n4", "mpi-allreduce-n4", "gloo-groups-n6"])
+def test_cost_and_step_are_one_number_each(trace: str) -> None:
+    """The share that severity follows from, the unit of the condition, and the median step."""
+    result = dpuflow.analyze(sorted((TRACE.parent / trace).glob("node*.pcap.gz")))
+    (found,) = (each for each in result.findings if each.condition == "straggler")
+    text = io.StringIO()
+    dpuflow.write_text(result, text, columns=200)
+    assert f"cost: {percent(found.cost_share)} of the job's time; the others waited" in text.getvalue()
+    steps = re.findall(r"typical step ([0-9.]+ ms)|([0-9.]+ ms) each in the median", text.getvalue())
+    assert len(steps) > 1
+    assert len({told for pair in steps for told in pair if told}) == 1
+    for account in result.accounts:
+        parts = account.parts
+        named = parts.library + parts.transfer + parts.network + parts.credit + parts.unexplained
+        assert named + sum(parts.work.values()) + sum(parts.in_node.values()) == account.step_ns
+    summary = "\n".join(markdown_lines(result))
+    assert f"sure, {rank_seconds(found.cost_ns or 0)} waited)" in summary

@@ -11,10 +11,8 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.ranks import stage_steps, units_of
 from dpuflow.quantities import (
-    count,
     duration,
     entry_times,
     in_steps,
@@ -247,25 +245,21 @@ def _how_much(result: Analysis, row: Lateness) -> str:
 
 
 def _waited(result: Analysis, wait_ns: int | None, late: Sequence[Lateness]) -> str:
-    """``cost: the others waited 0.7 rank-seconds for it, 18 % of the job's time (4 endpoints x 958 ms)``."""
+    """``cost: 25 % of the job's time; the others waited 0.7 rank-seconds for it``: the finding's share."""
     if wait_ns is None:
         return ""
-    text = f"cost: the others waited {rank_seconds(wait_ns)} for {'it' if len(late) == 1 else 'them'}"
-    jobs = jobs_with(list_jobs(result), [row.endpoint for row in late])
-    endpoints = sum(len(job.endpoints) for job in jobs)
-    total = sum(len(job.endpoints) * job.span_ns for job in jobs)
-    if not endpoints:
-        return text
-    each = f"({count(endpoints, 'endpoint')} x {duration(total // endpoints)})"
-    return f"{text}, {percent(wait_ns / total)} of the job's time {each}"
+    found = _straggler(result, late[0])
+    taken = found.cost_share if found is not None else None
+    share = "" if taken is None else f"{percent(taken)} of the job's time; "
+    return f"cost: {share}the others waited {rank_seconds(wait_ns)} for {'it' if len(late) == 1 else 'them'}"
 
 
 def _without(result: Analysis, row: Lateness) -> str:
     for what_if in result.what_if:
         if what_if.endpoint == row.endpoint:
-            without, step = duration(what_if.step_without_ns), duration(what_if.step_ns)
+            less = what_if.step_ns - what_if.step_without_ns
             # A root that runs ahead takes no step longer; its receivers wait all the same.
-            return f"without it a step would take {without} instead of {step}" if without != step else ""
+            return f"without it a step would be {duration(less)} shorter" if less > 0 else ""
     return ""
 
 

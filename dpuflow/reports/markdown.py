@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.quantities import count, duration, percent
+from dpuflow.quantities import count, percent
 from dpuflow.reports.layout import Paint, unwrapped
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import replacing
-from dpuflow.reports.text import HEADINGS, by_severity, figures_of, part_head, worst_first
+from dpuflow.reports.text import HEADINGS, by_severity, cost_words, figures_of, part_head, worst_first
 from dpuflow.reports.tidy import clean, tidied
 from dpuflow.reports.verdict import verdict_lines
 
@@ -89,5 +89,5 @@ def _findings(result: Analysis) -> Iterator[str]:
 
 
 def _cost(finding: Finding) -> str:
-    cost = getattr(finding, "cost_ns", None)
-    return "" if cost is None else f", cost {duration(cost)}"
+    words, what = cost_words(finding.condition)
+    return "" if finding.cost_ns is None else f", {words(finding.cost_ns)} {what}"

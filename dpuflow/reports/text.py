@@ -11,7 +11,18 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Final, TextIO
 
-from dpuflow.quantities import count, duration, entry_times, late_by, listed, percent, size, three_digits
+from dpuflow.conditions import TABLE
+from dpuflow.quantities import (
+    count,
+    duration,
+    entry_times,
+    late_by,
+    listed,
+    percent,
+    rank_seconds,
+    size,
+    three_digits,
+)
 from dpuflow.reports.headline import STUCK
 from dpuflow.reports.layout import Paint, columns_of, lines_of, table, width, wrap
 from dpuflow.reports.names import Names
@@ -21,7 +32,7 @@ from dpuflow.reports.tidy import tidied
 from dpuflow.reports.verdict import verdict_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from dpuflow.results import Analysis, Finding, Lateness, Part, Pipeline, Steps, Transfer
 
@@ -320,6 +331,13 @@ def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
     for part in finding.consists_of:
         yield wrap(f"With it: {part_head(part)}. {part.summary}", "    ", "      ")
         yield from _where(part, names, "      ")
+
+
+def cost_words(condition: str) -> tuple[Callable[[float], str], str]:
+    """How a finding's cost is written, and what it is: ``0.7 rank-seconds`` waited, ``12.5 ms`` lost."""
+    row = TABLE.get(condition)
+    waited = condition in (*STUCK, "straggler", "node_skew", "host_cpu")
+    return rank_seconds if row is not None and row.of_ranks else duration, "waited" if waited else "lost"
 
 
 def part_head(part: Part) -> str:

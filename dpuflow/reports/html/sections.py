@@ -107,7 +107,9 @@ def steps(result: Analysis, names: Names) -> Markup | str:
     parts.append(
         grid(["late rank", "a step takes", "without its lateness"], rows, caption="What if") if rows else ""
     )
-    said = "Of typical steps (the middle half by length): the time along their critical path, in the mean."
+    said = (
+        "Of the median step: its time along the critical path, in the shares of the middle half of all steps."
+    )
     return figure("Where a step's time goes", said, *parts, key="steps")
 
 
