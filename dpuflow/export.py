@@ -87,9 +87,24 @@ def export_finding(result: Mapping[str, Any], name: str, target: str) -> int:
             number = interfaces[capture, frame.link]
             comment = f"dpuflow: {finding['condition']}; packet {frame.number} of {info['vantage']}"
             packets.append(_packet(number, frame, comment))
-    with open(target, "wb") as file:
-        file.write(b"".join([*parts, *packets]))
+    _write(target, parts, packets)
     return len(packets)
+
+
+def _write(target: str, heads: Sequence[bytes], packets: Sequence[bytes]) -> None:
+    """Blocks of pcapng to a file, as its name says: pcap as well, packed or not."""
+    from dpuflow.live.output import format_of, packer
+    from dpuflow.live.pcap import Pcap
+
+    kind, packed = format_of(target)
+    data = b"".join([*heads, *packets])
+    if kind == "pcap":
+        data = bytes(Pcap().convert(memoryview(data)))
+    if packed:
+        pack = packer(packed)[0]
+        data = pack.compress(data) + pack.flush()
+    with open(target, "wb") as file:
+        file.write(data)
 
 
 def _wanted(files: Sequence[str], evidence: Sequence[Mapping[str, Any]]) -> set[int]:

@@ -133,8 +133,9 @@ def test_cost_and_step_are_one_number_each(trace: str) -> None:
     (found,) = (each for each in result.findings if each.condition == "straggler")
     text = io.StringIO()
     dpuflow.write_text(result, text, columns=200)
-    assert f"cost: {percent(found.cost_share)} of the job's time; the others waited" in text.getvalue()
-    steps = re.findall(r"typical step ([0-9.]+ ms)|([0-9.]+ ms) each in the median", text.getvalue())
+    said = " ".join(text.getvalue().split())
+    assert f"cost: {percent(found.cost_share)} of the job's time; the others waited" in said
+    steps = re.findall(r"typical step ([0-9.]+ ms)|([0-9.]+ ms) each in the median", said)
     assert len(steps) > 1
     assert len({told for pair in steps for told in pair if told}) == 1
     for account in result.accounts:

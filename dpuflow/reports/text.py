@@ -328,6 +328,8 @@ def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
     if finding.alternatives:
         yield wrap(f"Other explanations: {'; '.join(finding.alternatives)}", "    ", "      ")
     yield from _where(finding, names, "    ")
+    if not finding.evidence:
+        yield "    No packets to open: none shows it by itself."
     for part in finding.consists_of:
         yield wrap(f"With it: {part_head(part)}. {part.summary}", "    ", "      ")
         yield from _where(part, names, "      ")
