@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
     """Called with (stage, done, total); total 0 where it is not known."""
+    Capture = Vantage | str | os.PathLike[str]
+    Captures = Capture | Sequence[Capture]
 
 
 def analyze(
-    vantages: Sequence[Vantage | str | os.PathLike[str]],
+    vantages: Captures,
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
@@ -43,9 +45,9 @@ def analyze(
     """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own; a file is one.
 
     ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs, ``names`` to
-    hosts' names; ``threads`` None takes as many as the machine has cores; with more ``workers`` than one
-    captures are read by so many processes instead. Raises CaptureError, FormatError, OptionError and
-    MissingError.
+    hosts' names, None: those of /etc/hosts; ``threads`` None takes as many as the machine has cores; with
+    more ``workers`` than one captures are read by so many processes instead. Raises CaptureError,
+    FormatError, OptionError and MissingError.
     """
     return analyze_marked(
         vantages,
@@ -60,7 +62,7 @@ def analyze(
 
 
 def analyze_marked(
-    vantages: Sequence[Vantage | str | os.PathLike[str]],
+    vantages: Captures,
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
@@ -75,9 +77,12 @@ def analyze_marked(
 
     ``messages``: the result has all messages as well.
     """
+    from dpuflow.identity.rankmap import read_hosts
+    from dpuflow.schema.tables import Vantage
     from dpuflow.vantages import vantages_of
 
-    chosen = vantages_of(vantages)
+    one = isinstance(vantages, (str, os.PathLike, Vantage))
+    chosen = vantages_of([vantages] if one else vantages)  # type: ignore[list-item,arg-type]
     if not chosen:
         raise OptionError("name at least one vantage point: there is nothing to analyse")
 
@@ -92,7 +97,8 @@ def analyze_marked(
         tables.info.named = chosen[tables.info.id].named
     _refuse_other_links([tables.info for tables in captures])
     worked = analyze_tables(
-        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked,
+        captures, clock=clock, ranks=ranks, names=read_hosts() if names is None else names, release=True,
+        progress=progress, marked=marked,
         messages=messages,
     )  # fmt: skip
     worked.analysis.limits += left_out

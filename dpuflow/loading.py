@@ -79,8 +79,9 @@ def _check(result: results.Analysis, file: str) -> None:
         if any(each.id != place for place, each in enumerate(getattr(result, name))):
             raise FormatError(file, f"the ids of {name} are not their positions")
     captures = [clock.capture for clock in result.clocks]
-    shown = [part for finding in result.findings for part in (finding, *finding.consists_of)]
-    captures += [each.capture for part in shown for each in part.evidence]
+    for finding in result.findings:
+        parts = [finding.evidence, *(part.evidence for part in finding.consists_of)]
+        captures += [each.capture for evidence in parts for each in evidence]
     for what, listed, named in (
         ("an endpoint", result.endpoints, _endpoints_named(result)),
         ("a capture", result.captures, captures),

@@ -218,7 +218,6 @@ def analyze(
     import dpuflow
     from dpuflow import analysis
     from dpuflow.cli.progress import ProgressLine
-    from dpuflow.identity.rankmap import read_hosts
 
     _mind_compiling(vantages, quiet)
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
@@ -227,7 +226,6 @@ def analyze(
             vantages,
             clock=clock,
             ranks=ranks,
-            names=read_hosts(),
             threads=threads,
             workers=workers,
             progress=progress,
