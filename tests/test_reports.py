@@ -624,3 +624,17 @@ def test_headlines_name_nodes_as_the_table_does() -> None:
     lines = list(text_lines(result))
     assert lines[0].startswith("LATE IN TURN: 10.0.0.1 (node0), 10.0.0.2 (node1)")
     assert lines[1].startswith("  10.0.0.1 (node0): late in ")
+
+
+def test_inherited_lateness_stands_apart_from_its_own() -> None:
+    """Who was kept for longer than the late rank worked longer is on time; at 60 columns, too."""
+    result = one_late()
+    late, kept = result.lateness[2], result.lateness[3]
+    late.own_share, late.late_share, late.late_ns = 0.9, 0.9, 5 * MS
+    kept.own_share, kept.late_share, kept.late_ns, kept.late_bound = 0.0, 0.3, 10 * MS, "at_least"
+    with lines_of(60):
+        lines = [line for line in text_lines(result) if "%, " in line and line.startswith("rank ")]
+    assert all(len(line) <= 60 for line in lines)
+    assert [re.split(r" {2,}", line)[1:] for line in lines] == [
+        ["late", "90 %, 5 ms", "0 %"], ["on time", "0 %", "30 %, >=10 ms"]
+    ]  # fmt: skip

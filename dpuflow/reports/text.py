@@ -40,7 +40,7 @@ MOST_ROWS = 16
 """Endpoints in the table; the JSON has them all."""
 MOST_FINDINGS = 8
 _COLUMNS: Final = (
-    ("endpoint", 0), ("verdict", 0), ("own", 0), ("inherited", 0), ("last", 90), ("of", 90), ("late by", 0),
+    ("endpoint", 0), ("verdict", 0), ("own", 0), ("inherited", 0), ("last", 90), ("of", 90),
     ("caused wait", 75),
 )  # fmt: skip
 """Columns of the table, and how wide a terminal must be for each."""
@@ -281,22 +281,27 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
 
 def figures_of(row: Lateness) -> list[str]:
     """What the table says of an endpoint: a text for each of ``HEADINGS`` but the first, its name."""
+    by = "" if row.late_ns is None else f", {late_by(row).replace('at least ', '>=')}"
     return [
         row.verdict.replace("_", " "),
-        percent(row.own_share),
-        percent(_inherited(row)),
+        f"{percent(row.own_share)}{by if mostly_own(row) else ''}",
+        f"{percent(inherited(row))}{'' if mostly_own(row) else by}",
         percent(row.last_share),
         f"{row.collectives:,}",
-        late_by(row).replace("at least ", ">="),
         duration(row.caused_wait_ns),
     ]
 
 
-def _inherited(row: Lateness) -> float | None:
+def inherited(row: Lateness) -> float | None:
     """The share of collectives that it entered late as its inputs came late."""
     return (
         None if row.late_share is None or row.own_share is None else max(row.late_share - row.own_share, 0.0)
     )
+
+
+def mostly_own(row: Lateness) -> bool:
+    """Whether what it was late by (``late_ns``) was mostly its own doing, not inherited."""
+    return (row.own_share or 0.0) >= (inherited(row) or 0.0)
 
 
 def by_severity(findings: Sequence[Finding]) -> list[Finding]:
