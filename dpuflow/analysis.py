@@ -290,7 +290,7 @@ def _refuse_other_links(infos: Sequence[CaptureInfo]) -> None:
     """Raise FormatError for a capture of links that are not read."""
     for info in infos:
         if 0 < info.packets == info.skipped.get("unsupported_link_type"):
-            raise FormatError(info.files[0], f"its link type, {info.link_type}, is not read; Ethernet's is")
+            raise FormatError(info.files[0], f"link type {info.link_type} cannot be read: capture Ethernet")
 
 
 def read_captures(

@@ -10,7 +10,9 @@ import click
 import pytest
 
 import dpuflow
+from dpuflow.agent.metricnames import METRICS
 from dpuflow.cli.commands import dpuflow as command_line
+from dpuflow.reports.meanings import MEANINGS
 from dpuflow.reports.text import text_lines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -104,3 +106,12 @@ def test_the_first_screen_has_a_way_for_a_job_that_is_slow_now() -> None:
         "dpuflow analyze job --html",
     ):
         assert word in first.partition("slow now?")[2]
+
+
+def test_what_is_unknown_is_called_so() -> None:
+    """Not "not told": in pages for users, columns' meanings and metrics."""
+    pages = [path.read_text() for path in PAGES if path.parent.name != "theory"]
+    texts = [*pages, *(note for table in MEANINGS.values() for note in table.values())]
+    texts += [metric.about for metric in METRICS]
+    stale = re.compile(r"not told\b(?! apart)|they were told|Told as|what is said of it")
+    assert [found.group() for text in texts if (found := stale.search(text))] == []

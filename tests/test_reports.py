@@ -272,7 +272,7 @@ def test_transfers_alone_give_no_verdict() -> None:
 def test_every_headline_that_accuses_says_since_when_at_what_cost_why_and_how_sure() -> None:
     for world in (one_late, late_now_and_then, in_turn, hung):
         told = " ".join(line.strip() for line in itertools.takewhile(bool, text_lines(world())))
-        since = r"from the start|since 2026-|from \d+ ms to \d+ ms into"
+        since = r"from the start|since 2026-|between \d+ ms and \d+ ms after"
         for said in (since, "cost: the others (have )?waited", "likely cause: ", r"confidence: \d+ %"):
             assert re.search(said, told), (world.__name__, said)
 

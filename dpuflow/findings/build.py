@@ -206,7 +206,7 @@ def judged(case: Case, found: set[str], reasons: dict[str, str]) -> list[Judged]
             continue
         reason = unmet(case, name) or reasons.get(row.told_as or name)
         if row.told_as in found:
-            reason = f"told as {row.told_as}: {row.why}"
+            reason = f"reported as {row.told_as}: {row.why}"
         if reason is not None:
             rows.append(Judged(name, "not_judged", reason))
         elif name == "straggler":

@@ -75,7 +75,7 @@ def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[s
     least = " at the least" if len(set(sure)) > 1 else ""
     causes = {row.cause for row in late}
     for sentence in (
-        f"in turn, {since[0]}" if since else "",
+        since[0] if since else "",
         _waited(result, sum(row.caused_wait_ns or 0 for row in late) or None, late),
         f"likely cause: {CAUSES[causes.pop()]}" if len(causes) == 1 else "",
         f"confidence: {percent(min(sure))}{least}, of each of them" if sure else "",
@@ -203,7 +203,8 @@ def _since(result: Analysis, row: Lateness) -> list[str]:
     found, start = _straggler(result, row), _start_ns(result)
     if found is None or found.start_ns is None or found.end_ns is None or start is None:
         return []
-    return [f"from {duration(found.start_ns - start)} to {duration(found.end_ns - start)} into the capture"]
+    begin, end = (duration(at - start) for at in (found.start_ns, found.end_ns))
+    return [f"between {begin} and {end} after the capture began"]
 
 
 def moment(result: Analysis, since_ns: int) -> str:
