@@ -51,7 +51,8 @@ not be read (a link type that is not supported, say), or the environment is at
 fault; 2 wrong usage; 3 --fail-on was met."""
 
 COMPILING = (
-    "dpuflow: compiling the packet parsers for this processor, once; about 20 seconds on two cores ..."
+    "dpuflow: these captures are large: waiting until the packet parsers are compiled for this processor,"
+    " once, about a minute on two cores; small captures and pipes are read without them ..."
 )
 PLAINLY = (
     "dpuflow: nothing is compiled yet, so this runs as plain Python; compiling in the background for the"
@@ -77,11 +78,12 @@ def _mind_compiling(vantages: list[Vantage], quiet: bool) -> None:
 
 
 def _small(vantages: list[Vantage]) -> bool:
-    """Whether these are files, and together no more than ``SMALL_BYTES``, about."""
+    """Whether their files are together no more than ``SMALL_BYTES``, about.
+
+    Of a pipe nobody knows: it is read at once, and goes on with compiled kernels when they are there.
+    """
     total = 0
-    for name in (name for vantage in vantages for name in vantage.files):
-        if not os.path.isfile(name):
-            return False
+    for name in (name for vantage in vantages for name in vantage.files if os.path.isfile(name)):
         total += os.path.getsize(name) * (PACKED if name.endswith((".gz", ".zst")) else 1)
     return total <= SMALL_BYTES
 
