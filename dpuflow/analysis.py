@@ -169,6 +169,8 @@ def analyze_tables(
 
         marks = marks_of(captures, worked, numbers_of(ties))
     result = fold_nodes(merged([each.analysis for each in worked], ties, of_nodes))
+    for finding in result.findings:
+        finding.addresses = [result.endpoints[end].address for end in finding.endpoints]
     if messages:
         from dpuflow.islands.merge import numbers_of
         from dpuflow.message_list import messages_of

@@ -259,3 +259,9 @@ def test_names_come_from_etc_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     assert next(text_lines(result)) == "LATE: 10.77.0.3 (gpu-3)."
     captured = analyze(sorted((TRACES / "gloo-allreduce-n4").glob("node*.gz")))
     assert [end.label for end in captured.endpoints] == ["node0", "node1", "node2", "node3"]
+
+
+def test_a_finding_prints_whom_it_is_about() -> None:
+    (found,) = analysed(GLOO, (0, 1, 2, 3)).findings
+    assert found.addresses == ["10.77.0.3"]
+    assert "addresses=['10.77.0.3']" in repr(found)

@@ -261,6 +261,7 @@ MEANINGS: Final[dict[str, dict[str, str]]] = {
         "cost_ns": "what it took; null: unknown",
         "cost_share": "share of the time that it affected",
         "consists_of": "findings that this one explains",
+        "addresses": "addresses of its endpoints",
     },
     "judged": {
         "condition": "what was looked for (docs/runbook.md)",

@@ -400,6 +400,7 @@ class Finding:
     cost_ns: int | None = None
     cost_share: float | None = None
     consists_of: list[Part] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)  # of ``endpoints``
 
 
 @dataclass(slots=True)
