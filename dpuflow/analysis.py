@@ -28,10 +28,12 @@ if TYPE_CHECKING:
 
     Progress = Callable[[str, int, int], None]
     """Called with (stage, done, total); total 0 where it is not known."""
+    Capture = Vantage | str | os.PathLike[str]
+    Captures = Capture | Sequence[Capture]
 
 
 def analyze(
-    vantages: Sequence[Vantage | str | os.PathLike[str]],
+    vantages: Captures,
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
@@ -43,9 +45,9 @@ def analyze(
     """Analyse the captures of one job, one ``Vantage`` a place with a clock of its own; a file is one.
 
     ``clock`` is "auto", "trust" or "estimate"; ``ranks`` maps addresses to ranks and GPUs, ``names`` to
-    hosts' names; ``threads`` None takes as many as the machine has cores; with more ``workers`` than one
-    captures are read by so many processes instead. Raises CaptureError, FormatError, OptionError and
-    MissingError.
+    hosts' names, None: those of /etc/hosts; ``threads`` None takes as many as the machine has cores; with
+    more ``workers`` than one captures are read by so many processes instead. Raises CaptureError,
+    FormatError, OptionError and MissingError.
     """
     return analyze_marked(
         vantages,
@@ -60,7 +62,7 @@ def analyze(
 
 
 def analyze_marked(
-    vantages: Sequence[Vantage | str | os.PathLike[str]],
+    vantages: Captures,
     *,
     clock: str = "auto",
     ranks: Mapping[str, Place] | None = None,
@@ -75,9 +77,12 @@ def analyze_marked(
 
     ``messages``: the result has all messages as well.
     """
+    from dpuflow.identity.rankmap import read_hosts
+    from dpuflow.schema.tables import Vantage
     from dpuflow.vantages import vantages_of
 
-    chosen = vantages_of(vantages)
+    one = isinstance(vantages, (str, os.PathLike, Vantage))
+    chosen = vantages_of([vantages] if one else vantages)  # type: ignore[list-item,arg-type]
     if not chosen:
         raise OptionError("name at least one vantage point: there is nothing to analyse")
 
@@ -88,9 +93,12 @@ def analyze_marked(
         captures, left_out = read_by_workers(chosen, workers, progress)
     else:
         captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
+    for tables in captures:
+        tables.info.named = chosen[tables.info.id].named
     _refuse_other_links([tables.info for tables in captures])
     worked = analyze_tables(
-        captures, clock=clock, ranks=ranks, names=names, release=True, progress=progress, marked=marked,
+        captures, clock=clock, ranks=ranks, names=read_hosts() if names is None else names, release=True,
+        progress=progress, marked=marked,
         messages=messages,
     )  # fmt: skip
     worked.analysis.limits += left_out
@@ -161,6 +169,8 @@ def analyze_tables(
 
         marks = marks_of(captures, worked, numbers_of(ties))
     result = fold_nodes(merged([each.analysis for each in worked], ties, of_nodes))
+    for finding in result.findings:
+        finding.addresses = [result.endpoints[end].address for end in finding.endpoints]
     if messages:
         from dpuflow.islands.merge import numbers_of
         from dpuflow.message_list import messages_of
@@ -282,7 +292,7 @@ def _refuse_other_links(infos: Sequence[CaptureInfo]) -> None:
     """Raise FormatError for a capture of links that are not read."""
     for info in infos:
         if 0 < info.packets == info.skipped.get("unsupported_link_type"):
-            raise FormatError(info.files[0], f"its link type, {info.link_type}, is not read; Ethernet's is")
+            raise FormatError(info.files[0], f"link type {info.link_type} cannot be read: capture Ethernet")
 
 
 def read_captures(

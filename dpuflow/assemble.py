@@ -79,6 +79,8 @@ def assemble(
     seen_with = _seen_with(instances, inferred.entries, inferred.short)
     kinds = zip(inferred.groups, inferred.kinds, strict=True)
     endpoints = _endpoints(joined, read.ranks, known)
+    steps = list(list_steps(inferred.steps, inferred.tokens, inferred.entries))
+    usual_ns = {frozenset(row.endpoints): row.step_ns for row in steps if row.kind is None}
     result = Analysis(
         captures=joined.captures,
         clocks=joined.clocks,
@@ -92,8 +94,11 @@ def assemble(
         ],
         edges=[measured.edge for measured in inferred.edges],
         what_if=list(list_what_if(inferred, instances)),
-        steps=list(list_steps(inferred.steps, inferred.tokens, inferred.entries)),
-        accounts=[_account(each, endpoints) for each in inferred.accounts],
+        steps=steps,
+        accounts=[
+            _account(each, endpoints, usual_ns.get(frozenset(each.endpoints), each.step_ns))
+            for each in inferred.accounts
+        ],
         pipelines=list(list_pipelines(inferred.pipelines, inferred.stages, inferred.entries)),
         transfers=list(list_transfers(inferred.bulk, inferred.entries)),
         limits=[
@@ -335,18 +340,23 @@ def _by_inner_gpus(endpoint: int, inferred: Inferred) -> bool:
     return bool(2 * late[entries.rule[mine] == Rule.WITHIN].sum() > late.sum())
 
 
-def _account(found: Found, endpoints: Sequence[Endpoint]) -> Account:
-    work = {str(endpoint): ns for endpoint, ns in found.work.items()}
-    waited = {str(endpoint): ns for endpoint, ns in found.waited.items()}
+def _account(found: Found, endpoints: Sequence[Endpoint], step_ns: int) -> Account:
+    """The account in the proportions of typical steps, of a step of ``step_ns``: the one that is told."""
+    others = (found.library, found.transfer, found.network, found.credit, found.unexplained)
+    ends = np.cumsum([0, *found.work.values(), *found.in_node.values(), *others], dtype=np.float64)
+    scale = step_ns / max(found.step_ns, 1)
+    told = np.diff((ends * scale).round().astype(np.int64)).tolist()  # adds up, whatever is rounded
+    work = {str(endpoint): ns for endpoint, ns in zip(found.work, told, strict=False)}
+    waited = {str(end): min(round(ns * scale), work.get(str(end), 0)) for end, ns in found.waited.items()}
     inside: dict[str, int] = {}
-    for endpoint, ns in found.in_node.items():
+    for endpoint, ns in zip(found.in_node, told[len(work) :], strict=False):
         node = endpoints[endpoint].node
         name = str(endpoint if node is None else node)
         inside[name] = inside.get(name, 0) + ns
-    parts = Parts(work, found.library, found.transfer, found.network, found.credit, inside, found.unexplained)
-    return Account(
-        found.group, found.steps, found.step_ns, parts, waited, found.hidden_share, found.exposed_ns
-    )
+    library, transfer, network, credit, unexplained = told[-len(others) :]
+    exposed = library + transfer + network + credit + sum(inside.values())
+    parts = Parts(work, library, transfer, network, credit, inside, unexplained)
+    return Account(found.group, found.steps, sum(told), parts, waited, found.hidden_share, exposed)
 
 
 def _s(number: int) -> str:

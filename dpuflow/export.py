@@ -49,12 +49,15 @@ def read_result(file: str) -> dict[str, Any]:
 
 
 def finding_of(result: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """The finding with the id ``name``, or the first one of that condition. Raises OptionError."""
+    """The finding with the id ``name``, or the first one of that condition, of those that others explain as
+    well. Raises OptionError."""
     found: list[dict[str, Any]] = result.get("findings", [])
-    for each in found:
+    parts = [{"id": each["id"], **part} for each in found for part in each.get("consists_of", [])]
+    for each in [*found, *parts]:
         if name in (str(each["id"]), each["condition"]):
             return each
-    known = ", ".join(f"{each['id']} ({each['condition']})" for each in found) or "none"
+    listed = [f"{each['id']} ({each['condition']})" for each in found]
+    known = ", ".join([*listed, *(part["condition"] for part in parts)]) or "none"
     raise OptionError(f"no finding {name!r} in this result; it has: {known}")
 
 
@@ -64,10 +67,11 @@ def export_finding(result: Mapping[str, Any], name: str, target: str) -> int:
     Raises OptionError, DpuflowError, FormatError, CaptureError, OSError.
     """
     finding = finding_of(result, name)
-    evidence: list[dict[str, Any]] = finding["evidence"]
+    evidence: list[dict[str, Any]] = finding.get("evidence", [])
     if not evidence:
         raise OptionError(f"finding {finding['id']} ({finding['condition']}) names no packets")
-    said = f"dpuflow: {finding['condition']} ({finding['confidence']:.0%} sure): {finding['summary']}"
+    sure = "" if finding.get("confidence") is None else f" ({finding['confidence']:.0%} sure)"
+    said = f"dpuflow: {finding['condition']}{sure}: {finding['summary']}"
     parts = [_block(_SECTION, struct.pack("<IHHq", 0x1A2B3C4D, 1, 0, -1), [(_COMMENT, said.encode())])]
     interfaces: dict[tuple[int, int], int] = {}
     packets: list[bytes] = []
@@ -83,9 +87,24 @@ def export_finding(result: Mapping[str, Any], name: str, target: str) -> int:
             number = interfaces[capture, frame.link]
             comment = f"dpuflow: {finding['condition']}; packet {frame.number} of {info['vantage']}"
             packets.append(_packet(number, frame, comment))
-    with open(target, "wb") as file:
-        file.write(b"".join([*parts, *packets]))
+    _write(target, parts, packets)
     return len(packets)
+
+
+def _write(target: str, heads: Sequence[bytes], packets: Sequence[bytes]) -> None:
+    """Blocks of pcapng to a file, as its name says: pcap as well, packed or not."""
+    from dpuflow.live.output import format_of, packer
+    from dpuflow.live.pcap import Pcap
+
+    kind, packed = format_of(target)
+    data = b"".join([*heads, *packets])
+    if kind == "pcap":
+        data = bytes(Pcap().convert(memoryview(data)))
+    if packed:
+        pack = packer(packed)[0]
+        data = pack.compress(data) + pack.flush()
+    with open(target, "wb") as file:
+        file.write(data)
 
 
 def _wanted(files: Sequence[str], evidence: Sequence[Mapping[str, Any]]) -> set[int]:

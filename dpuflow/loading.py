@@ -102,7 +102,9 @@ def _check(result: results.Analysis, file: str) -> None:
 def _captures_named(result: results.Analysis) -> Iterator[int]:
     """The captures that rows name, each as often."""
     yield from (each.capture for each in result.clocks)
-    yield from (each.capture for finding in result.findings for each in finding.evidence)
+    for finding in result.findings:
+        for evidence in (finding.evidence, *(part.evidence for part in finding.consists_of)):
+            yield from (each.capture for each in evidence)
 
 
 def _groups_named(result: results.Analysis) -> Iterator[int]:

@@ -94,7 +94,7 @@ def sentence(text: str) -> str:
     return f"A{text[1:]}" if text.startswith("a ") else text
 
 
-def rank_seconds(wait_ns: int) -> str:
+def rank_seconds(wait_ns: float) -> str:
     """Rank-nanoseconds in rank-seconds: ``0.735 rank-seconds``."""
     seconds = wait_ns / 1e9
     return f"{seconds:,.3g} rank-seconds" if seconds < 1000 else f"{seconds:,.0f} rank-seconds"

@@ -46,17 +46,20 @@ def vantages_of(
     """
     texts = [os.fspath(each) for each in captures if not isinstance(each, Vantage)]
     files = [text for text in texts if not os.path.isdir(text)]
-    found = [Vantage(name, (file,)) for name, file in zip(names_of(files), files, strict=True)]
+    rotated: list[tuple[str, tuple[str, ...]]] = []
     histories: list[tuple[str, list[Segment]]] = []
     for folder in (text for text in texts if os.path.isdir(text)):
         segments = _segments(folder, since_ns, until_ns)
         histories += [(folder, segments)] if segments else []
-        found += [] if segments else _captures(folder)
+        rotated += [] if segments else _captures(folder)
         if not segments and (since_ns is not None or until_ns is not None):
             raise FormatError(
                 folder,
                 "holds captures, no agent's history: no span of it can be chosen (--since and --until)",
             )
+    names = names_of([*files, *(stem for stem, _ in rotated)])
+    several = [*((file,) for file in files), *(parts for _, parts in rotated)]
+    found = [Vantage(name, parts, named=False) for name, parts in zip(names, several, strict=True)]
     found += _histories(histories)
     return [*found, *(each for each in captures if isinstance(each, Vantage))]
 
@@ -81,8 +84,9 @@ def _stem(file: str) -> str:
     return file
 
 
-def _captures(folder: str) -> list[Vantage]:
-    """The captures that lie in a folder, rotated ones joined in their order. Raises FormatError."""
+def _captures(folder: str) -> list[tuple[str, tuple[str, ...]]]:
+    """The captures that lie in a folder by their stems, rotated ones joined in their order. Raises
+    FormatError."""
     kept: dict[str, list[tuple[int, str]]] = {}
     for name in sorted(os.listdir(folder)):
         match = _CAPTURE.fullmatch(name)
@@ -96,7 +100,9 @@ def _captures(folder: str) -> list[Vantage]:
             folder,
             "contains neither captures (*.pcap, *.pcapng, *.dpuflow, .gz, .zst) nor an agent's history",
         )
-    return [Vantage(stem, tuple(file for _, file in sorted(files))) for stem, files in kept.items()]
+    return [
+        (os.path.join(folder, stem), tuple(file for _, file in sorted(files))) for stem, files in kept.items()
+    ]
 
 
 def _segments(folder: str, since_ns: int | None, until_ns: int | None) -> list[Segment]:
@@ -143,7 +149,7 @@ def _histories(histories: Sequence[tuple[str, Sequence[Segment]]]) -> list[Vanta
     apart = dict(zip(alike, names_of([os.path.join(folders[key], key[0]) for key in alike]), strict=True))
     if len(set(apart.values())) < len(apart):  # in one folder
         apart = {key: f"{key[0]}@{key[1][:8]}" for key in alike}
-    return [Vantage(apart.get(key, key[0]), tuple(files)) for key, files in nodes.items()]
+    return [Vantage(apart.get(key, key[0]), tuple(files), named=False) for key, files in nodes.items()]
 
 
 def _time(ns: int) -> str:

@@ -9,14 +9,17 @@ import struct
 import subprocess
 from collections import Counter
 from collections.abc import Sequence
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from dpuflow.analysis import analyze
+from dpuflow.identity import rankmap
+from dpuflow.identity.rankmap import read_hosts
 from dpuflow.reports.json import json_lines
+from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis
 from dpuflow.schema.tables import Vantage
 from dpuflow.scoring.score import match_collectives, score_case
@@ -237,3 +240,28 @@ def test_libfabric_headers_that_are_cut_are_named(tmp_path: Path) -> None:
     assert any("messages of libfabric are cut within their header" in sentence for sentence in limits)
     whole = analysed("mpi-alltoall-libfabric-n3", (0,)).limits
     assert not any("cut within" in sentence for sentence in whole)
+
+
+def test_one_capture_needs_no_list() -> None:
+    """Text is a file's name, not names of a letter each."""
+    file = TRACES / "gloo-allreduce-n4" / "node2.pcap.gz"
+    told = [analyze(each).lateness for each in ([file], file, str(file), Vantage("a", file))]
+    assert told == [told[0]] * 4
+
+
+def test_names_come_from_etc_hosts(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """For the command and for Python alike, of whom neither a rank map nor a capture has one."""
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n10.77.0.1 gpu-1.example gpu-1\n10.77.0.3 gpu-3  # late\n")
+    monkeypatch.setattr(rankmap, "read_hosts", partial(read_hosts, str(hosts)))
+    result = analyze(TRACES / "gloo-allreduce-n4" / "node2.pcap.gz")
+    assert [end.label for end in result.endpoints] == ["gpu-1.example", None, "gpu-3", None]
+    assert next(text_lines(result)) == "LATE: 10.77.0.3 (gpu-3)."
+    captured = analyze(sorted((TRACES / "gloo-allreduce-n4").glob("node*.gz")))
+    assert [end.label for end in captured.endpoints] == ["node0", "node1", "node2", "node3"]
+
+
+def test_a_finding_prints_whom_it_is_about() -> None:
+    (found,) = analysed(GLOO, (0, 1, 2, 3)).findings
+    assert found.addresses == ["10.77.0.3"]
+    assert "addresses=['10.77.0.3']" in repr(found)

@@ -10,7 +10,9 @@ import click
 import pytest
 
 import dpuflow
+from dpuflow.agent.metricnames import METRICS
 from dpuflow.cli.commands import dpuflow as command_line
+from dpuflow.reports.meanings import MEANINGS
 from dpuflow.reports.text import text_lines
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -80,3 +82,36 @@ def test_modules_that_rules_name_exist(page: Path) -> None:
             where = modules.get(module) or ROOT / "dpuflow" / module / "__init__.py"
             assert where.exists(), word
             assert not function or f"def {function}(" in where.read_text(), word
+
+
+def test_how_a_wheels_completion_is_turned_on_is_said_where_it_is() -> None:
+    """README names the files that setup.cfg puts into the environment."""
+    places = re.findall(
+        r"^(share/\S+) = deploy/(?:completion|man)/(\S+)$", (ROOT / "setup.cfg").read_text(), re.M
+    )
+    assert len(places) == 4
+    readme = (ROOT / "README.md").read_text()
+    for folder, _ in places:
+        assert f"$VIRTUAL_ENV/{folder.removesuffix('/man1')}" in readme
+
+
+def test_the_first_screen_has_a_way_for_a_job_that_is_slow_now() -> None:
+    """The command that gave the verdict shown, then place, install, capture, analyse."""
+    first = (ROOT / "README.md").read_text().partition("## Where to capture")[0]
+    assert first.index("$ dpuflow analyze traces/") < first.index("LATE: ") < first.index("slow now?")
+    for word in (
+        "#where-to-capture",
+        "#install-on-nodes",
+        "dpuflow capture --on",
+        "dpuflow analyze job --html",
+    ):
+        assert word in first.partition("slow now?")[2]
+
+
+def test_what_is_unknown_is_called_so() -> None:
+    """Not "not told": in pages for users, columns' meanings and metrics."""
+    pages = [path.read_text() for path in PAGES if path.parent.name != "theory"]
+    texts = [*pages, *(note for table in MEANINGS.values() for note in table.values())]
+    texts += [metric.about for metric in METRICS]
+    stale = re.compile(r"not told\b(?! apart)|they were told|Told as|what is said of it")
+    assert [found.group() for text in texts if (found := stale.search(text))] == []

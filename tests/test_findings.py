@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import re
 import typing
@@ -16,13 +18,19 @@ from collective_worlds import TIME_0, World, algorithm_of, captured, concluded, 
 
 from dpuflow.conditions import TABLE
 from dpuflow.conditions.describe import MARK, runbook
+from dpuflow.errors import OptionError
 from dpuflow.exchanges.build import build_exchanges
+from dpuflow.export import finding_of
 from dpuflow.findings.build import DETECTORS
 from dpuflow.findings.case import Case, Cost
 from dpuflow.findings.needs import NEEDS
 from dpuflow.findings.ranks import _began, _share
 from dpuflow.findings.standstills import find_late_credits
-from dpuflow.quantities import duration
+from dpuflow.quantities import duration, percent
+from dpuflow.reports.html import write_html
+from dpuflow.reports.json import json_lines
+from dpuflow.reports.markdown import markdown_lines
+from dpuflow.reports.text import write_text
 from dpuflow.results import Analysis, Finding, Lateness
 from dpuflow.schema.rows import EXCHANGE, Op, Transport, Wire
 from dpuflow.schema.tables import CaptureTables, Clock, Joined
@@ -82,7 +90,7 @@ def test_straggler_and_its_evidence() -> None:
     assert found.severity == "critical"  # a third of all time
     assert "move the rank to another GPU" in found.advice
     assert found.alternatives
-    assert len(found.evidence) == 3
+    assert len(found.evidence) == 39
     for evidence in found.evidence:
         # The frames are those of a message by which rank 2 entered one of the late collectives.
         first, last = evidence.packets
@@ -531,3 +539,27 @@ def test_marks_that_nobody_waited_for_are_information() -> None:
     found = only(result, "congestion")
     assert found.severity == "info", found.cost_share
     assert f"Marked messages took {duration(hit_ns[0])[:2]}" in found.summary
+
+
+def test_what_another_finding_explains_is_told_with_it(tmp_path: Path) -> None:
+    """Loss that may be why a link is slow: in every rendering, with its packets, and to be exported."""
+
+    def change(captures: list[CaptureTables], joined: Joined) -> None:
+        joined.flows["ecn_marked"][joined.flows["dst"] == 3] = 5
+
+    slow = {edge: 300.0 for r in (0, 1, 2) for edge in ((r, 3), (3, r))}
+    result = analysed(job(slow=slow), 4, change)[0]
+    (part,) = result.findings[0].consists_of
+    assert part.condition == "congestion"
+    assert part.evidence
+    text, page = io.StringIO(), tmp_path / "page.html"
+    write_text(result, text, columns=200)
+    write_html(result, str(page))
+    for told in (text.getvalue(), "\n".join(markdown_lines(result)).replace("\\", ""), page.read_text()):
+        assert f"congestion ({percent(part.confidence)} sure)" in told
+        assert part.summary[:40] in " ".join(told.split())
+    value = json.loads("".join(json_lines(result)))
+    named = finding_of(value, "congestion")
+    assert (named["id"], named["evidence"]) == (0, value["findings"][0]["consists_of"][0]["evidence"])
+    with pytest.raises(OptionError, match=r"it has: 0 \(slow_link\), congestion"):
+        finding_of(value, "straggler")

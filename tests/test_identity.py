@@ -105,3 +105,9 @@ def test_default_numbering() -> None:
 )
 def test_captures_named_as_nics_of_a_host(names: list[str], hosts: dict[str, list[int]]) -> None:
     assert hosts_by_name(names) == hosts
+
+
+@pytest.mark.parametrize("ranks", [{}, {2: 2}, {3: 3, 0: 0}])
+def test_who_has_no_rank_takes_one_that_is_left(ranks: dict[int, int]) -> None:
+    """A rank map of a few endpoints moves none of the others."""
+    assert rank_order(joined([]), ranks).tolist() == [0, 1, 2, 3]

@@ -20,10 +20,10 @@ TRACES = Path(__file__).parents[1] / "traces"
     [
         # The barrier before ran on one of the two channels: their connections count operations otherwise.
         ("nccl-tree-n4", {("all_reduce", "tree", 262_144): 16, ("all_reduce", "tree", 8): 1}, "10.88.0.2"),
-        # Up to 2.28 entries of sends announce a part's chunk, as many bytes as a slot of LL.
+        # Up to 2.28 entries of sends announce a chunk, as many bytes as a slot of LL, which it is not.
         (
             "nccl-alltoall-n4",
-            {("all_to_all", "linear", 262_144): 14, ("all_reduce", "tree", 8): 1},
+            {("all_to_all", "linear", 524_288): 14, ("all_reduce", "tree", 8): 1},
             "10.88.0.1",
         ),
         # What comes over one of two connections goes on over another: how soon, only that tells.

@@ -131,12 +131,26 @@ def test_ctrl_c_ends_the_window_on_all_and_collects(environment: dict[str, str],
 
 
 def test_no_node_answers(environment: dict[str, str], tmp_path: Path) -> None:
-    process = start(environment, "--on", "down1", "-i", "eth2", "-w", str(tmp_path))
+    """Each is named, and no empty folder stays."""
+    process = start(environment, "--on", "down1,down2", "-i", "eth2", "-w", str(tmp_path / "job"))
     _, said = process.communicate(timeout=120)
     assert process.returncode == 1
-    assert said == (
-        "dpuflow: no node answered: down1: ssh: connect to host down1 port 22: Connection refused\n"
+    refused = "FAILED: ssh: connect to host {0} port 22: Connection refused"
+    *each, last = said.splitlines()
+    assert sorted(each) == [f"{name}: {refused.format(name)}" for name in ("down1", "down2")]
+    assert last == "dpuflow: no node answered"
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_node_that_fails_is_named_before_the_window(environment: dict[str, str], tmp_path: Path) -> None:
+    """A capture of an hour that lacks a node can be begun anew at once."""
+    process = start(
+        environment, "--on", "node1,down2", "-i", "eth2", "-w", str(tmp_path), "--duration", "0.5", "--quiet"
     )
+    assert process.stderr is not None
+    assert process.stderr.readline().startswith("down2: FAILED: ssh: connect")
+    assert not list(tmp_path.glob("*.pcapng.zst"))  # the window goes on
+    process.communicate(timeout=120)
 
 
 def test_ways_to_run_a_command() -> None:

@@ -33,7 +33,7 @@ def test_a_link_type_that_is_not_read(tmp_path: Path, link: int, name: str, besi
     done = CliRunner().invoke(command, ["analyze", *beside, file])
     assert isinstance(done.exception, FormatError)
     assert done.exception.exit_status == 1
-    told = f"{file}: its link type, {name}, is not read; Ethernet's is"
+    told = f"{file}: link type {name} cannot be read: capture Ethernet"
     assert str(done.exception) == told
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import html
 import io
 import json
 import re
 from pathlib import Path
+from statistics import median
 
 import pytest
 
@@ -16,8 +18,11 @@ from dpuflow.agent.log import Log
 from dpuflow.agent.tally import Tally
 from dpuflow.agent.told import tell
 from dpuflow.agent.tracker import Tracker
-from dpuflow.quantities import duration, late_by, late_in, name_of, rank_seconds
+from dpuflow.quantities import duration, late_by, late_in, name_of, percent, rank_seconds
+from dpuflow.reports.html import write_html
 from dpuflow.reports.json import json_lines
+from dpuflow.reports.lua import lua_lines
+from dpuflow.reports.markdown import escaped, markdown_lines
 from dpuflow.results import Analysis
 
 TRACE = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4"
@@ -53,7 +58,10 @@ def test_all_renderings_agree(world: object) -> None:
         name = name_of(result.endpoints[row.endpoint])
         (line,) = [line for line in table if line.startswith(f"{name} ")]
         by, wait = late_by(row), duration(row.caused_wait_ns)
-        assert re.split(r" {2,}", line)[-2] == by.replace("at least ", ">=")
+        amounts = re.findall(r" %, (>=)?([0-9.,]+ \w+)", line)
+        assert [f"{bound}{amount}" for bound, amount in amounts] == (
+            [] if row.late_ns is None else [by.replace("at least ", ">=")]
+        )
         assert line.endswith(wait)
         assert value["lateness"][row.endpoint]["late_ns"] == row.late_ns
         shown = tally.judged[row.address or ""]
@@ -90,3 +98,52 @@ def test_a_bound_is_told_as_one() -> None:
             if "exact" not in exact and row.late_ns:
                 assert row.late_bound == "at_least"
                 assert late_by(row).startswith("at least ")
+
+
+@pytest.mark.parametrize("node", range(4))
+def test_nothing_claims_more_than_the_entries_of_one_node(node: int, tmp_path: Path) -> None:
+    """Row, table, finding, page, Markdown, Lua and metrics beside the entries that they rest on."""
+    result = dpuflow.analyze([TRACE / f"node{node}.pcap.gz"])
+    write_html(result, str(tmp_path / "page.html"))
+    page = (tmp_path / "page.html").read_text()
+    lua, summary = "".join(lua_lines(result, [])), "\n".join(markdown_lines(result))
+    tally = Tally(64, 64)
+    tally.add(Window(0, 0, S, result))
+    for place, row in enumerate(result.lateness):
+        assert tally.judged[row.address or ""].late_ns == row.late_ns
+        if row.late_ns is None:
+            continue
+        shown = [e for c in result.collectives if c.complete for e in c.ranks if e.endpoint == row.endpoint]
+        claims = sorted(e.lateness_ns or 0 for e in shown if e.bound in ("exact", "at_least"))
+        late = round((row.late_share or 0) * row.collectives)
+        assert row.late_ns <= median(claims[-late:])
+        assert row.late_most_ns == claims[-1]
+        by = late_by(row).replace("at least ", ">=")
+        assert f" %, {escaped(by)} |" in summary
+        at = f'data-at="lateness/{place}/late_ns" title="{row.late_ns:,} ns"'
+        assert f"{at}>{html.escape(by)}</data>" in page
+        if row.verdict == "late":
+            last = re.findall(rf"last: {re.escape(row.address or '')} by at least ([0-9.]+ \w+)", lua)
+            assert duration(claims[-1]) in last
+            found = [each.summary for each in result.findings if each.condition == "straggler"]
+            assert all(f"by {late_by(row)} (median)" in summary for summary in found)
+
+
+@pytest.mark.parametrize("trace", ["gloo-allreduce-n4", "mpi-allreduce-n4", "gloo-groups-n6"])
+def test_cost_and_step_are_one_number_each(trace: str) -> None:
+    """The share that severity follows from, the unit of the condition, and the median step."""
+    result = dpuflow.analyze(sorted((TRACE.parent / trace).glob("node*.pcap.gz")))
+    (found,) = (each for each in result.findings if each.condition == "straggler")
+    text = io.StringIO()
+    dpuflow.write_text(result, text, columns=200)
+    said = " ".join(text.getvalue().split())
+    assert f"cost: {percent(found.cost_share)} of the job's time; the others waited" in said
+    steps = re.findall(r"typical step ([0-9.]+ ms)|([0-9.]+ ms) each in the median", said)
+    assert len(steps) > 1
+    assert len({told for pair in steps for told in pair if told}) == 1
+    for account in result.accounts:
+        parts = account.parts
+        named = parts.library + parts.transfer + parts.network + parts.credit + parts.unexplained
+        assert named + sum(parts.work.values()) + sum(parts.in_node.values()) == account.step_ns
+    summary = "\n".join(markdown_lines(result))
+    assert f"sure, {rank_seconds(found.cost_ns or 0)} waited)" in summary

@@ -27,7 +27,7 @@ from dpuflow.cli.manpages import files
 from dpuflow.cli.progress import ProgressLine
 from dpuflow.cli.vantages import Moment
 from dpuflow.errors import OptionError
-from dpuflow.export import export_finding
+from dpuflow.export import export_finding, frames
 from dpuflow.live.output import Output, Rotation, format_of
 from dpuflow.reports.text import write_text
 from dpuflow.results import Analysis, Evidence
@@ -249,6 +249,29 @@ def test_a_findings_packets_are_exported_with_the_verdict(analysed: Path) -> Non
     assert {line.split("\t")[1] for line in lines} == {"10.77.0.3"}
     said = subprocess.run(["capinfos", str(target)], capture_output=True, text=True, check=True).stdout
     assert finding["summary"] in said
+
+
+@pytest.mark.parametrize(
+    ("name", "magic"),
+    [("x.pcap", b"\x4d\x3c\xb2\xa1"), ("x.pcapng", b"\n\r\r\n"), ("x.pcapng.gz", b"\x1f\x8b"),
+     ("x.pcap.zst", b"\x28\xb5\x2f\xfd")],
+)  # fmt: skip
+def test_an_exported_file_is_what_its_name_says(name: str, magic: bytes, analysed: Path) -> None:
+    """With all late entries' packets in it: those of each collective that the rank was late in by itself."""
+    target = str(analysed / name)
+    result = json.loads((analysed / "r.json").read_text())
+    written = export_finding(result, "straggler", target)
+    assert Path(target).read_bytes().startswith(magic)
+    assert len(list(frames([target]))) == written >= 25
+    assert len(result["findings"][0]["evidence"]) == 25
+
+
+def test_a_finding_without_packets_says_so() -> None:
+    result = job(late_ms=10)
+    result.findings[0].evidence = []
+    text = io.StringIO()
+    write_text(result, text)
+    assert "No packets to open: none shows it by itself." in text.getvalue()
 
 
 def test_what_cannot_be_exported_is_said(analysed: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 import time
@@ -131,7 +132,7 @@ def test_once_compiled_kernels_are_there_they_go_on() -> None:
     assert done.stdout.split() == ["True", "True"]
 
 
-def test_only_small_files_are_read_without_compiled_kernels(
+def test_only_small_files_and_pipes_are_read_without_compiled_kernels(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = []
@@ -142,11 +143,17 @@ def test_only_small_files_are_read_without_compiled_kernels(
     with open(large, "wb") as file:
         file.truncate(analyze.SMALL_BYTES // analyze.PACKED)
     os.mkfifo(pipe)
-    for files, expected in (([small], 1), ([small, large], 0), ([small, pipe], 0), ([large], 1)):
+    for files, expected in (
+        ([small], 1),
+        ([small, large], 0),
+        ([small, pipe], 1),
+        ([large], 1),
+        ([pipe, large, small], 0),
+    ):
         asked.clear()
         analyze._mind_compiling([Vantage("n", tuple(map(str, files)))], quiet=expected == 0)
         assert len(asked) == expected, files
-    assert capsys.readouterr().err == f"{analyze.PLAINLY}\n" * 2
+    assert capsys.readouterr().err == f"{analyze.PLAINLY}\n" * 3
 
 
 def test_threads_that_begin_together_wait_until_a_module_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -164,3 +171,21 @@ def test_threads_that_begin_together_wait_until_a_module_is_filled(monkeypatch: 
         found = list(pool.map(lambda _: set(vars(_plain._module(name))), range(4)))
     assert all(names == found[0] for names in found)
     assert {each for each in vars(parse) if each[:2] != "__"} <= found[0]
+
+
+def test_a_pipe_is_answered_before_kernels_are_compiled(tmp_path: Path) -> None:
+    """A checkout in which nothing is compiled yet: its own copy of the package."""
+    package = tmp_path / "dpuflow"
+    shutil.copytree(CHECKOUT / "dpuflow", package, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+    capture = CHECKOUT / "traces" / "gloo-allreduce-n4" / "node2.pcap.gz"
+    hold = "from dpuflow.kernels import _ready; _ready._WARM = 'pass'; from dpuflow.cli import main; main()"
+    before = os.times()
+    with open(capture, "rb") as file:
+        done = subprocess.run(
+            [sys.executable, "-c", hold, "analyze", "-"], stdin=file, capture_output=True, text=True,
+            check=True, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(tmp_path)},
+        )  # fmt: skip
+    after = os.times()
+    assert done.stdout.startswith("LATE: 10.77.0.3.")
+    assert analyze.PLAINLY in done.stderr
+    assert after.children_user - before.children_user < FIRST_ANSWER_S

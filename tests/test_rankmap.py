@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+import dpuflow
 from dpuflow.errors import OptionError
 from dpuflow.identity.rankmap import Place, canonical_address, doubts_about, place_of, read_rank_map
 
@@ -108,3 +110,11 @@ def test_two_addresses_of_one_rank_are_none(tmp_path: Path) -> None:
 def test_what_does_not_fit_the_captures_is_said(places: dict[str, int], doubts: list[str]) -> None:
     endpoints = [["10.0.0.1", "fe80::1"], ["10.0.0.2"]]
     assert doubts_about({address: Place(rank) for address, rank in places.items()}, endpoints) == doubts
+
+
+def test_a_map_of_one_endpoint_names_it_and_changes_no_figure() -> None:
+    trace = Path(__file__).resolve().parents[1] / "traces" / "gloo-allreduce-n4" / "node2.pcap.gz"
+    plain, named = (dpuflow.analyze([trace], ranks=ranks) for ranks in (None, {"10.77.0.3": Place(2)}))
+    assert [replace(end, rank=None) for end in named.endpoints] == plain.endpoints
+    assert named.endpoints[2].rank == 2
+    assert named.lateness == plain.lateness

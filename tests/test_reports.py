@@ -272,7 +272,7 @@ def test_transfers_alone_give_no_verdict() -> None:
 def test_every_headline_that_accuses_says_since_when_at_what_cost_why_and_how_sure() -> None:
     for world in (one_late, late_now_and_then, in_turn, hung):
         told = " ".join(line.strip() for line in itertools.takewhile(bool, text_lines(world())))
-        since = r"from the start|since 2026-|from \d+ ms to \d+ ms into"
+        since = r"from the start|since 2026-|between \d+ ms and \d+ ms after"
         for said in (since, "cost: the others (have )?waited", "likely cause: ", r"confidence: \d+ %"):
             assert re.search(said, told), (world.__name__, said)
 
@@ -317,13 +317,13 @@ def test_who_is_always_last_by_what_it_was_handed_is_told_where_another_is_not_j
     """A leader whose node's other rank nobody sees: all wait for the two, neither is to blame for sure."""
     result = nobody_late()
     last, unseen = result.lateness[1], result.lateness[2]
-    last.last_share, last.late_share, last.own_share, last.late_ns = 1.0, 1.0, 0.0, 900 * MS
+    last.last_share, last.late_share, last.own_share, last.caused_wait_ns = 1.0, 1.0, 0.0, 90_000 * MS
     assert next(text_lines(result)).startswith("NOBODY WAS LATE")  # all others are cleared
     unseen.verdict = "unknown"
     assert next(text_lines(result)).startswith("rank 1, OR ONE THAT IT WAITS FOR, CAME LATE.")
     last.last_share = 0.5
     assert next(text_lines(result)).startswith("NOBODY SEEN LATE")
-    last.last_share, last.late_ns = 1.0, 10
+    last.last_share, last.caused_wait_ns = 1.0, 10
     assert next(text_lines(result)).startswith("NOBODY SEEN LATE")
 
 
@@ -614,3 +614,27 @@ def test_where_nobody_is_late_a_critical_fault_is_the_headline() -> None:
     assert next(text_lines(result)).startswith("NOBODY ")
     fault.confidence, fault.severity = 0.9, "warning"
     assert next(text_lines(result)).startswith("NOBODY ")
+
+
+def test_headlines_name_nodes_as_the_table_does() -> None:
+    """Where there is no rank: the address says little to who runs the nodes."""
+    result = in_turn()
+    for end in result.endpoints:
+        end.rank, end.label = None, f"node{end.id}"
+    lines = list(text_lines(result))
+    assert lines[0].startswith("LATE IN TURN: 10.0.0.1 (node0), 10.0.0.2 (node1)")
+    assert lines[1].startswith("  10.0.0.1 (node0): late in ")
+
+
+def test_inherited_lateness_stands_apart_from_its_own() -> None:
+    """Who was kept for longer than the late rank worked longer is on time; at 60 columns, too."""
+    result = one_late()
+    late, kept = result.lateness[2], result.lateness[3]
+    late.own_share, late.late_share, late.late_ns = 0.9, 0.9, 5 * MS
+    kept.own_share, kept.late_share, kept.late_ns, kept.late_bound = 0.0, 0.3, 10 * MS, "at_least"
+    with lines_of(60):
+        lines = [line for line in text_lines(result) if "%, " in line and line.startswith("rank ")]
+    assert all(len(line) <= 60 for line in lines)
+    assert [re.split(r" {2,}", line)[1:] for line in lines] == [
+        ["late", "90 %, 5 ms", "0 %"], ["on time", "0 %", "30 %, >=10 ms"]
+    ]  # fmt: skip

@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from click import UsageError
 
 import dpuflow
+from dpuflow.cli.vantages import vantages_from
 from dpuflow.errors import FormatError
 from dpuflow.schema import rows as schema
 from dpuflow.schema.tables import CaptureInfo, CaptureTables, Vantage
@@ -91,3 +93,28 @@ def test_a_file_is_enough() -> None:
     assert late.address == "10.77.0.3"
     assert repr(result) == "<Analysis: 27 collectives of 4 endpoints; late: 10.77.0.3 (node2)>"
     assert "LATE: 10.77.0.3 (node2)" in result._repr_html_()
+
+
+def test_a_vantage_point_that_the_user_named_names_its_node() -> None:
+    """Alone, too: a file's name may be anything, a name that was given is meant."""
+    file = str(TRACE / "node2.pcap.gz")
+    for capture, label in (
+        (file, None),
+        (Vantage("gpu-17", file), "gpu-17"),
+        (Vantage("node2", file), "node2"),
+    ):
+        result = dpuflow.analyze([capture])
+        assert next(end.label for end in result.endpoints if end.address == "10.77.0.3") == label
+
+
+def test_captures_of_one_name_in_two_folders_are_told_apart(tmp_path: Path) -> None:
+    for folder in ("monday", "tuesday"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "node0.pcap").touch()
+    names = [each.name for each in vantages_of([tmp_path / "monday", tmp_path / "tuesday"])]
+    assert names == ["monday/node0", "tuesday/node0"]
+
+
+def test_a_name_given_twice_says_what_to_do() -> None:
+    with pytest.raises(UsageError, match=r"'a' is given twice. Call them apart: --vantage NAME=FILE"):
+        vantages_from((), ("a=x.pcap", "a=y.pcap"))

@@ -313,7 +313,7 @@ EVENTS_MISSED: Final = Metric(
     "dpuflow_api_events_missed",
     "counter",
     (),
-    "Events that clients of the stream were too slow for; they were told.",
+    "Events that clients of the stream were too slow for; the stream says so to them.",
 )
 
 DELIVERIES: Final = Metric(

@@ -14,6 +14,7 @@ import msgspec
 
 from dpuflow.agent.board import Health
 from dpuflow.agent.tally import group_name
+from dpuflow.findings.evidence import SHOWN
 from dpuflow.results import Collective, Endpoint, Finding, Pipeline, Steps, Told, Transfer, WhatIf
 from dpuflow.results.figures import NetworkCost
 from dpuflow.results.tokens import Algorithm, Cause, OpToken, Steadiness, Unjudged, Verdict
@@ -356,7 +357,7 @@ def finding_row(state: FindingState, number: int, endpoints: Endpoints) -> Findi
         summary=inner.summary,
         advice=inner.advice,
         alternatives=inner.alternatives,
-        evidence=inner.evidence,
+        evidence=inner.evidence[:SHOWN],
         key=state.id,
         active=state.active,
         since_ns=state.since_ns,

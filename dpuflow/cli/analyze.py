@@ -52,7 +52,8 @@ not be read (a link type that is not supported, say), or the environment is at
 fault; 2 wrong usage; 3 --fail-on was met."""
 
 COMPILING = (
-    "dpuflow: compiling the packet parsers for this processor, once; about 20 seconds on two cores ..."
+    "dpuflow: these captures are large: waiting until the packet parsers are compiled for this processor,"
+    " once, about a minute on two cores; small captures and pipes are read without them ..."
 )
 PLAINLY = (
     "dpuflow: nothing is compiled yet, so this runs as plain Python; compiling in the background for the"
@@ -78,11 +79,12 @@ def _mind_compiling(vantages: list[Vantage], quiet: bool) -> None:
 
 
 def _small(vantages: list[Vantage]) -> bool:
-    """Whether these are files, and together no more than ``SMALL_BYTES``, about."""
+    """Whether their files are together no more than ``SMALL_BYTES``, about.
+
+    Of a pipe nobody knows: it is read at once, and goes on with compiled kernels when they are there.
+    """
     total = 0
-    for name in (name for vantage in vantages for name in vantage.files):
-        if not os.path.isfile(name):
-            return False
+    for name in (name for vantage in vantages for name in vantage.files if os.path.isfile(name)):
         total += os.path.getsize(name) * (PACKED if name.endswith((".gz", ".zst")) else 1)
     return total <= SMALL_BYTES
 
@@ -219,7 +221,6 @@ def analyze(
     import dpuflow
     from dpuflow import analysis
     from dpuflow.cli.progress import ProgressLine
-    from dpuflow.identity.rankmap import read_hosts
 
     _mind_compiling(vantages, quiet)
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
@@ -228,7 +229,6 @@ def analyze(
             vantages,
             clock=clock,
             ranks=ranks,
-            names=read_hosts(),
             threads=threads,
             workers=workers,
             progress=progress,

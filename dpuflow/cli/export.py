@@ -12,7 +12,7 @@ Examples:
     wireshark straggler.pcapng
 
 The captures must still be where they were analysed. Packets carry the verdict
-as pcapng comments (Wireshark: pkt_comment)."""
+as pcapng comments (Wireshark: pkt_comment); pcap has none."""
 
 
 @click.command(epilog=EPILOG)
@@ -24,7 +24,14 @@ as pcapng comments (Wireshark: pkt_comment)."""
     required=True,
     help="The result, as dpuflow analyze --json wrote it.",
 )
-@click.option("-w", "--write", "path", metavar="FILE", required=True, help="pcapng file to write.")
+@click.option(
+    "-w",
+    "--write",
+    "path",
+    metavar="FILE",
+    required=True,
+    help="What to write: .pcapng, or .pcap (no comments), .gz, .zst.",
+)
 def export(finding: str, result_file: str, path: str) -> None:
     """Write the packets behind a FINDING, with the verdict as comments.
 

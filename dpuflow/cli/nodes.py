@@ -21,6 +21,7 @@ def on_nodes(
     on: tuple[str, ...], over: str, path: str | None, mode: str, duration: float | None, quiet: bool
 ) -> None:
     """The same capture on other machines: a file of each in the folder ``path``."""
+    from contextlib import suppress
     from pathlib import Path
 
     from dpuflow.errors import DpuflowError, OptionError
@@ -33,16 +34,23 @@ def on_nodes(
             raise click.UsageError("--on takes no rotation: each node sends one file.")
     folder = Path(path)
     words = ["dpuflow", "capture", *_words(), "--as-node"]
+    made = not folder.exists()
+
+    def warn(text: str) -> None:
+        click.echo(text, err=True)
+
     try:
         nodes = split_nodes(on, folder, ending_of(mode))
         folder.mkdir(parents=True, exist_ok=True)
-        capture_on(nodes, over, words, duration, lambda text: None if quiet else click.echo(text, err=True))
+        capture_on(nodes, over, words, duration, (lambda _: None) if quiet else warn, warn)
     except OptionError as error:
         raise click.UsageError(f"{error}.") from None
+    finally:
+        if made:
+            with suppress(OSError):  # there is no such folder, or something in it
+                folder.rmdir()
     there = [str(node.file) for node in nodes if node.came]
     failed = [node for node in nodes if node.failed is not None]
-    for node in failed:
-        click.echo(f"{node.name}: FAILED: {node.failed}", err=True)
     if there and not quiet:
         click.echo(f"dpuflow analyze {' '.join(there)}")
     if failed:

@@ -36,10 +36,9 @@ def _analysed(folder: str, part: str) -> Analysis:
     """Captures read anew, as ``dpuflow analyze`` does without options."""
     import dpuflow
     from dpuflow.cli.vantages import Moment, vantages_from
-    from dpuflow.identity.rankmap import read_hosts
 
     since, dots, until = part.partition("..")
     if part and not dots:
         raise click.UsageError(f"{folder} holds no tables: after @ comes SINCE..UNTIL, not {part!r}.")
     begin, end = (Moment().convert(each, None, None) if each else None for each in (since, until))
-    return dpuflow.analyze(vantages_from((folder,), (), begin, end), names=read_hosts())
+    return dpuflow.analyze(vantages_from((folder,), (), begin, end))

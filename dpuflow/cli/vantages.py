@@ -30,10 +30,11 @@ def vantages_from(
     files = [file for vantage in vantages for file in vantage.files]
     if not files:
         raise click.UsageError("Name at least one CAPTURE, or - for standard input.")
-    for what, values in (("file", files), ("vantage point", [v.name for v in vantages])):
+    hint = " Call them apart: --vantage NAME=FILE."
+    for what, values, do in (("file", files, ""), ("vantage point", [v.name for v in vantages], hint)):
         for value in values:
             if values.count(value) > 1:
-                raise click.UsageError(f"The {what} {value!r} is given twice.")
+                raise click.UsageError(f"The {what} {value!r} is given twice.{do}")
     return vantages
 
 

@@ -81,7 +81,7 @@ def _family(family: str) -> Iterator[str]:
 def _rule(row: Condition) -> Iterator[str]:
     """What it is told as, needs, rests on and costs."""
     if row.told_as:
-        yield f"- Told as `{row.told_as}`, which lists this among what else it may be."
+        yield f"- Reported as `{row.told_as}`, which lists this among what else it may be."
     if row.needs:
         needs = ", and ".join(NEEDED[each] for each in row.needs)
         yield f"- Needs {needs}; else the result says `not_judged`."

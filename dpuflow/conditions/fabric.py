@@ -127,7 +127,7 @@ ROWS: Final = (
         "The sender had data and the receiver did not take it: receiver-not-ready NAKs, TCP windows of zero,"
         " or NCCL's clear-to-send entries that come when the data waits already.",
         "there is any refusal; or a receiver's credits come later than its peers'.",
-        f"What operations waited for credits on their critical path: {_OF_RANKS}.",
+        "What operations waited for credits on their critical path: of the captured time.",
         "Look at the receiver's host, not at the sender or the link: is its process running and reading, are"
         " its buffers and receive queues large enough, is its memory bandwidth or PCIe busy.",
         ("a receiver that was late itself", "receive buffers set too small", "a busy host"),
@@ -196,7 +196,7 @@ ROWS: Final = (
         "Some ranks never entered the last operation, though captures go on for longer than the group ever"
         " took between two.",
         "nothing happens for twice the longest time from one operation of the group to the next.",
-        "All of the time since then: critical.",
+        "All of the time since then: critical; what the others wait, in rank-seconds.",
         "Take stacks of the processes named first: they are stopped, wait for something else, or run another"
         " operation than their peers; those that wait show the same stack.",
         ("ranks that disagree on which operation comes next",),
@@ -209,7 +209,7 @@ ROWS: Final = (
         "Ranks of one group carry out another operation than their peers, or the same one with other sizes,"
         " and neither is ever finished.",
         "ranks that did the same before now do different things.",
-        "All of the time since then: critical.",
+        "All of the time since then: critical; what the others wait, in rank-seconds.",
         "Compare what these processes call, in which order and with which sizes: a branch that only some"
         " ranks take, an uneven last batch, parameters that differ.",
         ("ranks that disagree on which operation comes next",),

@@ -65,7 +65,7 @@ ROWS: Final = (
         ("a shard or stage that the node's ranks have in common", "a slow or busy host"),
         ("nodes", "operations"),
         explains=("straggler", "p2p_throttling"),
-        why="this takes a NIC for each GPU, as GPUs behind one NIC are told as one straggler",
+        why="this takes a NIC for each GPU, as GPUs behind one NIC are reported as one straggler",
     ),
     Condition(
         "pcie_saturation",

@@ -42,6 +42,11 @@ class Condition:
         """Where the runbook speaks of it."""
         return f"{RUNBOOK}#{self.name}"
 
+    @property
+    def of_ranks(self) -> bool:
+        """Whether its cost is summed over ranks (rank-seconds), not a time of the job."""
+        return "rank-seconds" in self.cost
+
 
 NORTH_SOUTH: Final = "North-south: clients and front ends"
 PCIE: Final = "PCIe observer: what a node's own bus and host do"

@@ -137,8 +137,10 @@ def explained(found: Sequence[Finding]) -> list[Finding]:
             if other == number or {other, number} & swallowed or effect.condition not in explains:
                 continue
             if _touches(cause, effect):
-                parts = [Part(effect.condition, effect.endpoints, effect.summary), *effect.consists_of]
-                cause.consists_of += parts
+                own = Part(
+                    effect.condition, effect.endpoints, effect.summary, effect.confidence, effect.evidence
+                )
+                cause.consists_of += [own, *effect.consists_of]
                 back_up = effect.condition == _BEHIND and cause.condition in _BACK_UP
                 more = back_up and (effect.cost_share or 0.0) > (cause.cost_share or 0.0)
                 if cause.cost_share is None or more:  # what the incident cost
@@ -204,7 +206,7 @@ def judged(case: Case, found: set[str], reasons: dict[str, str]) -> list[Judged]
             continue
         reason = unmet(case, name) or reasons.get(row.told_as or name)
         if row.told_as in found:
-            reason = f"told as {row.told_as}: {row.why}"
+            reason = f"reported as {row.told_as}: {row.why}"
         if reason is not None:
             rows.append(Judged(name, "not_judged", reason))
         elif name == "straggler":

@@ -5,7 +5,7 @@ Advice never blames hardware for lateness alone: packets show when a rank was la
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import CaptureTables, Joined
     from dpuflow.verdicts import Inferred
     from dpuflow.verdicts.stages import Stage
+
+
+MOST_SHOWN: Final = 64
+"""Late entries whose packets are named: as many as one would look through."""
 
 
 def find_stragglers(case: Case) -> Iterator[Finding]:
@@ -224,8 +228,10 @@ def _by_kind(row: Lateness, result: Analysis) -> list[str]:
 def _evidence(
     captures: Sequence[CaptureTables], joined: Joined, inferred: Inferred, rows: NDArray[np.int64]
 ) -> list[Evidence]:
-    """The messages by which the rank entered where it was latest, in order of time."""
+    """The messages by which the rank entered: first those of where it was latest, then the others; each in
+    order of time."""
     rows = rows[inferred.entries.act[rows] < len(joined.transfers)]
     amount = np.maximum(inferred.own.amount_ns[rows], 0)
-    most = np.sort(rows[np.argsort(-amount, kind="stable")[:SHOWN]])
-    return message_evidence(captures, joined, inferred.entries.act[most].tolist())
+    by_amount = rows[np.argsort(-amount, kind="stable")[:MOST_SHOWN]]
+    shown = np.concatenate([np.sort(by_amount[:SHOWN]), np.sort(by_amount[SHOWN:])])
+    return message_evidence(captures, joined, inferred.entries.act[shown].tolist())

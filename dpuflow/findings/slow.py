@@ -186,14 +186,14 @@ def _queues(case: Case, told: set[int]) -> Iterator[Finding]:
     for endpoint, queue in case.inferred.queues.items():
         if endpoint in told:
             continue
-        address = case.result.endpoints[endpoint].address
+        name = name_of(case.result.endpoints[endpoint])
         yield make_finding(
             "slow_link",
             [endpoint],
             (case.joined.start_ns, case.joined.end_ns),
             Cost(None, 0.0),
             0.7,
-            f"Packets of {address} queue in its host, before the capture point: 10 % of its acknowledgments"
+            f"Packets of {name} queue in its host, before the capture point: 10 % of its acknowledgments"
             f" leave more than {queue.usual_ns / 1e6:.2f} ms after the data arrived (other endpoints:"
             f" {queue.others_ns / 1e6:.2f} ms). Up to {queue.most_ns / 1e6:.2f} ms of its lateness may"
             " come from that queue.",

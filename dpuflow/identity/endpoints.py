@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 import re
 from functools import lru_cache
+from itertools import count
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -80,10 +81,14 @@ def addresses_of(joined: Joined, endpoint: int) -> list[str]:
 
 
 def rank_order(joined: Joined, ranks: Mapping[int, int]) -> NDArray[np.int64]:
-    """For each endpoint its place in the default numbering: by rank where known, then by address."""
+    """For each endpoint its place in the default numbering: by rank; those without one take the ranks that
+    are left, by address."""
     endpoints: Rows = joined.endpoints
-    rank = np.array([ranks.get(e, 1 << 30) for e in range(len(endpoints))], np.int64)
-    order = np.lexsort((endpoints["addr_lo"], endpoints["addr_hi"], rank))
+    by_address = np.lexsort((endpoints["addr_lo"], endpoints["addr_hi"])).tolist()
+    taken = set(ranks.values())
+    left = (rank for rank in count() if rank not in taken)
+    told = {end: ranks[end] if end in ranks else next(left) for end in by_address}
+    order = np.array(sorted(by_address, key=told.__getitem__), np.int64)
     place = np.empty(len(endpoints), np.int64)
     place[order] = np.arange(len(endpoints))
     return place
@@ -114,7 +119,8 @@ def endpoint_nodes(joined: Joined, places: Mapping[str, Place] | None) -> NDArra
 def captured_at(joined: Joined) -> dict[int, str]:
     """What endpoints are called by the captures made at their own nodes, where each is of one of several.
 
-    Standard input, and what a file that stands alone is called, name no node; nor does a copy of a capture.
+    Standard input, and what a file that stands alone is called, name no node, unless the user named it so;
+    nor does a copy of a capture.
     """
     names: dict[int, set[str]] = {}
     known: set[tuple[int, int, int | None]] = set()
@@ -125,7 +131,8 @@ def captured_at(joined: Joined) -> dict[int, str]:
         known.add(what)
         for end in ends:
             names.setdefault(end, set()).add(capture.vantage)
-    alone = len(joined.captures) < 2 and joined.captures[0].files != ["live"] if joined.captures else True
+    alone = len(joined.captures) == 1 and not joined.captures[0].named
+    alone &= joined.captures[0].files != ["live"] if joined.captures else True
     return {
         end: own
         for end, (own, *others) in ((end, sorted(each)) for end, each in names.items())

@@ -102,27 +102,34 @@ def command_for(template: str, node: str, words: list[str]) -> list[str]:
 
 
 def capture_on(
-    nodes: list[Node], template: str, words: list[str], duration_s: float | None, say: Callable[[str], None]
+    nodes: list[Node],
+    template: str,
+    words: list[str],
+    duration_s: float | None,
+    say: Callable[[str], None],
+    warn: Callable[[str], None],
 ) -> None:
     """Capture on all ``nodes`` with ``words``; returns when all have sent their files or failed.
 
-    KeyboardInterrupt ends the window, a second one everything. What happens goes to ``say``, a line each.
-    Raises OptionError, DpuflowError where no node answers.
+    KeyboardInterrupt ends the window, a second one everything. What happens goes to ``say``, a line each;
+    which node failed, and why, to ``warn`` at once. Raises OptionError, DpuflowError where no node answers.
     """
     for node in nodes:
         _start(node, command_for(template, node.name, words))
+        if node.failed is not None:
+            warn(f"{node.name}: FAILED: {node.failed}")
     try:
-        _each(nodes, lambda node: _greet(node, say))
+        _each(nodes, lambda node: _greet(node, say), warn)
         ready = [node for node in nodes if node.failed is None]
         if not ready:
-            raise DpuflowError(f"no node answered: {nodes[0].name}: {nodes[0].failed}")
+            raise DpuflowError("no node answered" if len(nodes) > 1 else f"{nodes[0].name} did not answer")
         begin_ns = time.time_ns() + _AHEAD_NS
         for node in ready:
             told = {"start_ns": begin_ns + node.offset_ns, "duration_s": duration_s}
             with contextlib.suppress(OSError):
                 node.tell(json.dumps(told))
         say(f"capturing on {', '.join(node.name for node in ready)}")
-        _each(ready, lambda node: _collect(node, say), stop=ready)
+        _each(ready, lambda node: _collect(node, say), warn, stop=ready)
     finally:
         for node in nodes:
             if node.process is not None and node.process.poll() is None:
@@ -150,8 +157,14 @@ def _listen(node: Node) -> None:
         node.said.append(line.decode(errors="replace").strip())
 
 
-def _each(nodes: list[Node], act: Callable[[Node], None], stop: list[Node] | None = None) -> None:
-    """``act`` for all nodes at a time, to their ends; Ctrl-C then stops the nodes, a second one is raised."""
+def _each(
+    nodes: list[Node],
+    act: Callable[[Node], None],
+    warn: Callable[[str], None],
+    stop: list[Node] | None = None,
+) -> None:
+    """``act`` for all nodes at a time, to their ends; ``warn`` of those that fail; Ctrl-C then stops the
+    nodes, a second one is raised."""
 
     waiting = [node for node in nodes if node.failed is None]
 
@@ -161,6 +174,8 @@ def _each(nodes: list[Node], act: Callable[[Node], None], stop: list[Node] | Non
         except (OSError, ValueError, KeyError) as error:
             node.fail(_last_words(node) or str(error))
         finally:
+            if node.failed is not None:
+                warn(f"{node.name}: FAILED: {node.failed}")
             waiting.remove(node)
 
     for node in waiting[:]:

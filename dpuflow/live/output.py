@@ -32,6 +32,15 @@ def format_of(path: str) -> tuple[str, str]:
     return "pcap" if kind in ("pcap", "cap") else "pcapng", packed or ""
 
 
+def packer(packed: str) -> tuple[Any, int]:
+    """What packs bytes as gz or zst, and how it is flushed to where a reader can stop."""
+    if packed == "gz":
+        return zlib.compressobj(1, wbits=31), zlib.Z_SYNC_FLUSH
+    import zstandard
+
+    return zstandard.ZstdCompressor(level=1).compressobj(), zstandard.COMPRESSOBJ_FLUSH_BLOCK
+
+
 @dataclass(frozen=True)
 class Rotation:
     """When to begin another file (0: never), and how many to keep (0: all)."""
@@ -78,13 +87,8 @@ class Output:
         self._pcap = Pcap() if kind == "pcap" else None
         self._packed: Any = None
         self._flush = 0
-        if packed == "zst":
-            import zstandard
-
-            self._packed = zstandard.ZstdCompressor(level=1).compressobj()
-            self._flush = zstandard.COMPRESSOBJ_FLUSH_BLOCK
-        elif packed == "gz":
-            self._packed, self._flush = zlib.compressobj(1, wbits=31), zlib.Z_SYNC_FLUSH
+        if packed:
+            self._packed, self._flush = packer(packed)
         self._written = self._whole = 0
         self._opened_s = time.monotonic()
         self._put(memoryview(self._head()))

@@ -68,7 +68,7 @@ class Agreement:
                 " nine of ten), once the clocks are tied by the ends."
             )
         if self.places > 1:
-            said.append(f"{self.places} places fit alike: which calls are which is not told.")
+            said.append(f"{self.places} places fit alike: which calls are which cannot be decided.")
         return " ".join(said)
 
 

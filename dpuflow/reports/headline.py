@@ -264,11 +264,14 @@ def _kept(result: Analysis, row: Lateness, span_ns: int) -> Lateness:
     others = [each.verdict for each in result.lateness if each.endpoint != row.endpoint]
     times = round((row.last_share or 0.0) * row.collectives)
     handed = 2 * (row.own_share or 0.0) < (row.late_share or 0.0) and (row.last_share or 0.0) >= LATE_SHARE
-    critical = times * (row.late_ns or 0) >= CRITICAL_SHARE * span_ns > 0
+    # Each of those that were seen to wait for it; how late it is told to be is a bound only.
+    waiting = len(others) if row.relative_to is None else len(row.relative_to)
+    waited_ns = (row.caused_wait_ns or 0) / max(waiting, 1)
+    critical = waited_ns >= CRITICAL_SHARE * span_ns > 0
     staged = any(row.endpoint in each.stages for each in result.pipelines)
     if row.perhaps_last or staged or not (handed and critical and "unknown" in others) or {*LATE} & {*others}:
         return row
-    return replace(row, perhaps_last=times, perhaps_ns=row.late_ns)
+    return replace(row, perhaps_last=times, perhaps_ns=round(waited_ns / max(times, 1)))
 
 
 def _partly(result: Analysis) -> bool:

@@ -11,10 +11,8 @@ from datetime import datetime, timezone
 from statistics import median
 from typing import TYPE_CHECKING
 
-from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.ranks import stage_steps, units_of
 from dpuflow.quantities import (
-    count,
     duration,
     entry_times,
     in_steps,
@@ -77,7 +75,7 @@ def _in_turn(result: Analysis, late: list[Lateness], names: Names) -> Iterator[s
     least = " at the least" if len(set(sure)) > 1 else ""
     causes = {row.cause for row in late}
     for sentence in (
-        f"in turn, {since[0]}" if since else "",
+        since[0] if since else "",
         _waited(result, sum(row.caused_wait_ns or 0 for row in late) or None, late),
         f"likely cause: {CAUSES[causes.pop()]}" if len(causes) == 1 else "",
         f"confidence: {percent(min(sure))}{least}, of each of them" if sure else "",
@@ -205,7 +203,8 @@ def _since(result: Analysis, row: Lateness) -> list[str]:
     found, start = _straggler(result, row), _start_ns(result)
     if found is None or found.start_ns is None or found.end_ns is None or start is None:
         return []
-    return [f"from {duration(found.start_ns - start)} to {duration(found.end_ns - start)} into the capture"]
+    begin, end = (duration(at - start) for at in (found.start_ns, found.end_ns))
+    return [f"between {begin} and {end} after the capture began"]
 
 
 def moment(result: Analysis, since_ns: int) -> str:
@@ -247,25 +246,21 @@ def _how_much(result: Analysis, row: Lateness) -> str:
 
 
 def _waited(result: Analysis, wait_ns: int | None, late: Sequence[Lateness]) -> str:
-    """``cost: the others waited 0.7 rank-seconds for it, 18 % of the job's time (4 endpoints x 958 ms)``."""
+    """``cost: 25 % of the job's time; the others waited 0.7 rank-seconds for it``: the finding's share."""
     if wait_ns is None:
         return ""
-    text = f"cost: the others waited {rank_seconds(wait_ns)} for {'it' if len(late) == 1 else 'them'}"
-    jobs = jobs_with(list_jobs(result), [row.endpoint for row in late])
-    endpoints = sum(len(job.endpoints) for job in jobs)
-    total = sum(len(job.endpoints) * job.span_ns for job in jobs)
-    if not endpoints:
-        return text
-    each = f"({count(endpoints, 'endpoint')} x {duration(total // endpoints)})"
-    return f"{text}, {percent(wait_ns / total)} of the job's time {each}"
+    found = _straggler(result, late[0])
+    taken = found.cost_share if found is not None else None
+    share = "" if taken is None else f"{percent(taken)} of the job's time; "
+    return f"cost: {share}the others waited {rank_seconds(wait_ns)} for {'it' if len(late) == 1 else 'them'}"
 
 
 def _without(result: Analysis, row: Lateness) -> str:
     for what_if in result.what_if:
         if what_if.endpoint == row.endpoint:
-            without, step = duration(what_if.step_without_ns), duration(what_if.step_ns)
+            less = what_if.step_ns - what_if.step_without_ns
             # A root that runs ahead takes no step longer; its receivers wait all the same.
-            return f"without it a step would take {without} instead of {step}" if without != step else ""
+            return f"without it a step would be {duration(less)} shorter" if less > 0 else ""
     return ""
 
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.quantities import count, duration, percent
+from dpuflow.quantities import count, percent
 from dpuflow.reports.layout import Paint, unwrapped
 from dpuflow.reports.names import Names
 from dpuflow.reports.output import replacing
-from dpuflow.reports.text import HEADINGS, by_severity, figures_of, worst_first
+from dpuflow.reports.text import HEADINGS, by_severity, cost_words, figures_of, part_head, worst_first
 from dpuflow.reports.tidy import clean, tidied
 from dpuflow.reports.verdict import verdict_lines
 
@@ -26,6 +26,7 @@ MOST_LINES: Final = 60
 MOST_VERDICT: Final = 16
 MOST_ROWS: Final = 10
 MOST_FINDINGS: Final = 5
+MOST_PARTS: Final = 2
 MOST_LIMITS: Final = 4
 _MARKUP: Final = re.compile(r"([\\`*_{}\[\]<>#|~!&$@]|(?<=\w)://)")
 
@@ -81,10 +82,12 @@ def _findings(result: Analysis) -> Iterator[str]:
         yield f"- **{escaped(head)}** {escaped(each.summary)}"
         if each.evidence:
             yield f"  `{each.evidence[0].filter.replace('`', '')}`"
+        for part in each.consists_of[:MOST_PARTS]:
+            yield f"  with it: **{escaped(part_head(part))}** {escaped(part.summary)}"
     if len(found) > MOST_FINDINGS:
         yield f"- and {len(found) - MOST_FINDINGS} more, in the JSON"
 
 
 def _cost(finding: Finding) -> str:
-    cost = getattr(finding, "cost_ns", None)
-    return "" if cost is None else f", cost {duration(cost)}"
+    words, what = cost_words(finding.condition)
+    return "" if finding.cost_ns is None else f", {words(finding.cost_ns)} {what}"

@@ -26,11 +26,15 @@ class Names:
         return name_of(self._endpoints[endpoint])
 
     def short(self, endpoint: int) -> str:
-        """``rank 2``, or the address."""
-        if endpoint in self._nodes:
-            return self._node(endpoint)
+        """``rank 2``, or the address with its node, ``10.0.0.3 (node2)``."""
+        if endpoint in self._nodes or self._endpoints[endpoint].rank is None:
+            return self.long(endpoint)
+        return f"rank {self._endpoints[endpoint].rank}"
+
+    def shortest(self, endpoint: int) -> str:
+        """``rank 2``, or the address alone, where there is room for no more."""
         row = self._endpoints[endpoint]
-        return row.address if row.rank is None else f"rank {row.rank}"
+        return row.address if row.rank is None and endpoint not in self._nodes else self.short(endpoint)
 
     def unit(self, endpoint: int, *, long: bool = False) -> str:
         """The same, or the node with those of its ranks that were late together: ``node1 (ranks 4 to 7)``."""
@@ -40,7 +44,7 @@ class Names:
 
     def short_of(self, endpoint: int, width: int) -> str:
         """The longest name that fits ``width`` characters, cut in the middle where none does."""
-        for name in (self.long(endpoint), self.short(endpoint)):
+        for name in (self.long(endpoint), self.shortest(endpoint)):
             if len(name) <= width:
                 return name
         half = (width - 2) // 2

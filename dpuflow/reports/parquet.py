@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 ENTRIES: Final = "entries"
 MESSAGES: Final = "messages"
 _LEFT_OUT: Final[dict[type, set[str]]] = {
-    tables.CaptureInfo: {"disordered", "comments", "machine", "snaplen_needed"}
+    tables.CaptureInfo: {"disordered", "comments", "machine", "snaplen_needed", "named"}
 }
 """Attributes that the result format does not have."""
 _KEYS: Final = {"sampled": "sampled_one_of"}

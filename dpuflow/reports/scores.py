@@ -66,7 +66,7 @@ def transfer_lines(score: Score) -> list[str]:
     if moved.waits:
         median, most = (figures[f"transfers_wait_error_{which}_ns"] for which in ("median", "p90"))
         waits = (
-            f"; wait told for {moved.waits_told} of {moved.waits}, off by {duration(median)} (median),"  # type: ignore[arg-type]
+            f"; wait given for {moved.waits_told} of {moved.waits}, off by {duration(median)} (median),"  # type: ignore[arg-type]
             f" {duration(most)} (90 %)"  # type: ignore[arg-type]
         )
     rate = figures["transfers_rate_error_median"]

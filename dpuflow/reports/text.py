@@ -11,7 +11,18 @@ from collections import Counter
 from statistics import median
 from typing import TYPE_CHECKING, Final, TextIO
 
-from dpuflow.quantities import count, duration, entry_times, late_by, listed, percent, size, three_digits
+from dpuflow.conditions import TABLE
+from dpuflow.quantities import (
+    count,
+    duration,
+    entry_times,
+    late_by,
+    listed,
+    percent,
+    rank_seconds,
+    size,
+    three_digits,
+)
 from dpuflow.reports.headline import STUCK
 from dpuflow.reports.layout import Paint, columns_of, lines_of, table, width, wrap
 from dpuflow.reports.names import Names
@@ -21,15 +32,15 @@ from dpuflow.reports.tidy import tidied
 from dpuflow.reports.verdict import verdict_lines
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from dpuflow.results import Analysis, Finding, Lateness, Pipeline, Steps, Transfer
+    from dpuflow.results import Analysis, Finding, Lateness, Part, Pipeline, Steps, Transfer
 
 MOST_ROWS = 16
 """Endpoints in the table; the JSON has them all."""
 MOST_FINDINGS = 8
 _COLUMNS: Final = (
-    ("endpoint", 0), ("verdict", 0), ("own", 0), ("inherited", 0), ("last", 90), ("of", 90), ("late by", 0),
+    ("endpoint", 0), ("verdict", 0), ("own", 0), ("inherited", 0), ("last", 90), ("of", 90),
     ("caused wait", 75),
 )  # fmt: skip
 """Columns of the table, and how wide a terminal must be for each."""
@@ -270,22 +281,27 @@ def _endpoint_table(result: Analysis, names: Names, paint: Paint) -> Iterator[st
 
 def figures_of(row: Lateness) -> list[str]:
     """What the table says of an endpoint: a text for each of ``HEADINGS`` but the first, its name."""
+    by = "" if row.late_ns is None else f", {late_by(row).replace('at least ', '>=')}"
     return [
         row.verdict.replace("_", " "),
-        percent(row.own_share),
-        percent(_inherited(row)),
+        f"{percent(row.own_share)}{by if mostly_own(row) else ''}",
+        f"{percent(inherited(row))}{'' if mostly_own(row) else by}",
         percent(row.last_share),
         f"{row.collectives:,}",
-        late_by(row).replace("at least ", ">="),
         duration(row.caused_wait_ns),
     ]
 
 
-def _inherited(row: Lateness) -> float | None:
+def inherited(row: Lateness) -> float | None:
     """The share of collectives that it entered late as its inputs came late."""
     return (
         None if row.late_share is None or row.own_share is None else max(row.late_share - row.own_share, 0.0)
     )
+
+
+def mostly_own(row: Lateness) -> bool:
+    """Whether what it was late by (``late_ns``) was mostly its own doing, not inherited."""
+    return (row.own_share or 0.0) >= (inherited(row) or 0.0)
 
 
 def by_severity(findings: Sequence[Finding]) -> list[Finding]:
@@ -316,6 +332,29 @@ def _finding(finding: Finding, names: Names, paint: Paint) -> Iterator[str]:
         yield wrap(f"What to do: {finding.advice}", "    ", "      ")
     if finding.alternatives:
         yield wrap(f"Other explanations: {'; '.join(finding.alternatives)}", "    ", "      ")
-    for evidence in finding.evidence[:1]:
-        yield wrap(names.where(evidence), "    ", "      ")
-        yield f"      {evidence.filter}"
+    yield from _where(finding, names, "    ")
+    if not finding.evidence:
+        yield "    No packets to open: none shows it by itself."
+    for part in finding.consists_of:
+        yield wrap(f"With it: {part_head(part)}. {part.summary}", "    ", "      ")
+        yield from _where(part, names, "      ")
+
+
+def cost_words(condition: str) -> tuple[Callable[[float], str], str]:
+    """How a finding's cost is written, and what it is: ``0.7 rank-seconds`` waited, ``12.5 ms`` lost."""
+    row = TABLE.get(condition)
+    waited = condition in (*STUCK, "straggler", "node_skew", "host_cpu")
+    return rank_seconds if row is not None and row.of_ranks else duration, "waited" if waited else "lost"
+
+
+def part_head(part: Part) -> str:
+    """``packet_loss (90 % sure)``: a finding that another one explains."""
+    sure = "" if part.confidence is None else f" ({percent(part.confidence)} sure)"
+    return f"{part.condition}{sure}"
+
+
+def _where(found: Finding | Part, names: Names, indent: str) -> Iterator[str]:
+    """The first packets that show it."""
+    for evidence in found.evidence[:1]:
+        yield wrap(names.where(evidence), indent, indent + "  ")
+        yield f"{indent}  {evidence.filter}"

@@ -55,6 +55,7 @@ def tidied(result: Analysis) -> Analysis:
             summary=clean(each.summary),
             advice=clean(each.advice),
             alternatives=[clean(text) for text in each.alternatives],
+            consists_of=[replace(part, summary=clean(part.summary)) for part in each.consists_of],
         )
         for each in result.findings
     ]

@@ -73,7 +73,7 @@ def verdict_lines(result: Analysis, names: Names, paint: Paint) -> Iterator[str]
 
 
 def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
-    """``rank 2, or one that it waits for: the last in 27 of 30 collectives, by 5.10 ms (median)``."""
+    """``rank 2, or one that it waits for: the last in 27 of 30 collectives, likely by 5.10 ms``."""
     total = sum(
         collective.complete and any(entry.endpoint == row.endpoint for entry in collective.ranks)
         for collective in result.collectives
@@ -81,8 +81,8 @@ def _perhaps_sentence(result: Analysis, row: Lateness, names: Names) -> str:
     )
     return (
         f"{names.short(row.endpoint)}, or one that it waits for: the last in {row.perhaps_last:,} of"
-        f" {count(total, 'collective')}, by {duration(row.perhaps_ns or 0)} (median); these"
-        " captures cannot tell which"
+        f" {count(total, 'collective')}, likely by {duration(row.perhaps_ns or 0)}; these captures cannot"
+        " tell which"
     )
 
 
@@ -176,6 +176,9 @@ def _other_faults(result: Analysis, names: Names, lead: str) -> Iterator[str]:
         told = [f"{len(alike)} times" if len(alike) > 1 else where]
         told += [f"{percent(taken)} of the time"] if taken > 0 else []
         told += [f"{percent(alike[0].confidence)} sure"] if len(alike) == 1 else []
+        under = dict.fromkeys(part.condition for each in alike for part in each.consists_of)
+        beside = [name.replace("_", " ") for name in under if name != condition]
+        told += [f"with {listed(beside, 3)}"] if beside else []
         parts.append(f"{condition.replace('_', ' ')} ({', '.join(filter(None, told))})")
     if parts:
         yield wrap(f"{lead}: {listed(parts)}; see the findings", "  ", "    ")

@@ -372,6 +372,8 @@ class Part:
     condition: str
     endpoints: list[int]
     summary: str
+    confidence: float | None = None  # None in results from before it was kept
+    evidence: list[Evidence] = field(default_factory=list)
 
 
 @dataclass(slots=True)
@@ -398,6 +400,7 @@ class Finding:
     cost_ns: int | None = None
     cost_share: float | None = None
     consists_of: list[Part] = field(default_factory=list)
+    addresses: list[str] = field(default_factory=list)  # of ``endpoints``
 
 
 @dataclass(slots=True)

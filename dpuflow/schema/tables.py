@@ -27,16 +27,21 @@ def _none(record: str) -> Rows:
 
 @dataclass(frozen=True, init=False)
 class Vantage:
-    """One vantage point to read: its name and its files in order; ``-`` is standard input."""
+    """One vantage point to read: its name and its files in order; ``-`` is standard input. ``named``: a
+    person called it so, no file did."""
 
     name: str
     files: tuple[str, ...]
+    named: bool = field(default=True, compare=False, repr=False)
 
-    def __init__(self, name: str, files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]]) -> None:
+    def __init__(
+        self, name: str, files: str | os.PathLike[str] | Sequence[str | os.PathLike[str]], named: bool = True
+    ) -> None:
         """``files``: one, or several in order."""
         several = [files] if isinstance(files, (str, os.PathLike)) else files
         object.__setattr__(self, "name", name)
         object.__setattr__(self, "files", tuple(os.fspath(file) for file in several))
+        object.__setattr__(self, "named", named)
 
 
 @dataclass
@@ -84,6 +89,7 @@ class CaptureInfo:
         0  # bytes that would have shown the entries of NCCL's that were cut off; 0: none were
     )
     sampled: float | None = None  # about one of so many packets was captured (``join.sampled``); None: all
+    named: bool = False  # as of Vantage
 
 
 @dataclass

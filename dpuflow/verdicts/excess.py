@@ -249,3 +249,4 @@ class Evidence(NamedTuple):
     by_gpus: bool = (
         False  # all is sent by GPUs: where no hand-over is seen, incidents that are critical count
     )
+    claimed: Relative | None = None  # lateness as entries tell it to readers; None: as in ``relative``

@@ -254,9 +254,10 @@ def _judgements(
     """
     joined, instances, entries = read.joined, read.instances, read.entries
     far = never_captured(instances) | uncaptured(joined)
-    judgements = doubt(judge(evidence, [stage.endpoint for stage in stages]), busy_elsewhere(instances), far)
     claimed = claim(entries, read.relative, read.short)
     bounded = bound_above(entries, claimed, instances, read.short, evidence.charges.noise_ns)
+    evidence = evidence._replace(claimed=bounded.relative)
+    judgements = doubt(judge(evidence, [stage.endpoint for stage in stages]), busy_elsewhere(instances), far)
     seen = evidence._replace(entries=entries, relative=among_dated(entries, bounded.relative))
     shares = unread_shares(joined, read.exchanges, instances, traffic.bulk)
     told = coverage_of(seen, tied_rows(instances, entries), shares, traffic.queued)

@@ -62,13 +62,14 @@ class Amount(NamedTuple):
 
 
 def amount_of(lateness_ns: Ints, lower: Bools, error_ns: Ints) -> Amount:
-    """The amount of late entries, ``lower`` where a lower bound is all that is known.
+    """The amount of late entries, ``lower`` where a lower bound is all that is known; nothing where most of
+    these are 0.
 
     The median is exact where it would move by no more than its error if these had been endlessly late.
     """
-    if not len(lateness_ns):
+    median = float(np.median(lateness_ns)) if len(lateness_ns) else 0.0
+    if median <= 0:
         return Amount()
-    median = float(np.median(lateness_ns))
     highest = float(np.median(np.where(lower, np.inf, lateness_ns)))
     error = float(np.median(error_ns[~lower])) if not lower.all() else 0.0
     bound: Literal["exact", "at_least"] = "exact" if highest <= median + error else "at_least"
@@ -219,7 +220,11 @@ def _judge_one(
         return nothing.unknown("not_told")
     relative, charges, causes, own = evidence.relative, evidence.charges, evidence.causes, evidence.own
     # Beyond the noise of entries, or of its own doing beyond the noise of work: what the verdict counts.
-    lateness, late = relative.lateness_ns[rows], charges.late[rows] | (own.amount_ns[rows] > 0)
+    late = charges.late[rows] | (own.amount_ns[rows] > 0)
+    # By how much is told as its entries tell it: no row of a result may claim more than these.
+    claimed = relative if evidence.claimed is None else evidence.claimed
+    lower = claimed.bound[rows] != EXACT
+    lateness = np.where(np.isin(claimed.bound[rows], (EXACT, AT_LEAST)), claimed.lateness_ns[rows], 0)
     said = _persistence_of(endpoint, acts, units, evidence, world)
     unproved = not len(units.rows) and bool(late.any())  # it comes late, nothing shows how long it worked
     if unproved:
@@ -240,9 +245,7 @@ def _judge_one(
         since_ns=said.since_ns,
         usual_ns=said.usual_ns,
         own_share=float((own.amount_ns[rows] > 0).mean()) if len(rows) else 0.0,
-        amount=amount_of(
-            lateness[late], relative.bound[rows[late]] == AT_LEAST, relative.error_ns[rows[late]]
-        ),
+        amount=amount_of(lateness[late], lower[late], claimed.error_ns[rows[late]]),
         unjudged=("not_told" if unproved else "incidents") if said.verdict == "unknown" else None,
     )
 

@@ -29,6 +29,15 @@ def run(*command: str, timeout: float = 3600) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout, check=False, cwd="/")
 
 
+SHARED = (
+    "/usr/share/man/man1/dpuflow.1",
+    "/usr/share/man/man1/dpuflow-analyze.1",
+    "/usr/share/bash-completion/completions/dpuflow",
+    "/usr/share/zsh/vendor-completions/_dpuflow",
+    "/usr/share/fish/vendor_completions.d/dpuflow.fish",
+)
+
+
 @pytest.fixture(scope="module")
 def installed() -> Iterator[None]:
     package = os.environ.get("DPUFLOW_DEB")
@@ -54,6 +63,11 @@ def test_the_command_finds_the_late_rank(installed: None) -> None:
     done = run("dpuflow", "analyze", *files)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("LATE: 10.77.0.3")
+
+
+@pytest.mark.parametrize("file", SHARED)
+def test_manual_pages_and_completions_are_where_they_are_looked_for(installed: None, file: str) -> None:
+    assert [path for path in (Path(file), Path(f"{file}.gz")) if path.exists()]
 
 
 def test_doctor_finds_the_programs(installed: None) -> None:

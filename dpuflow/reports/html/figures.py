@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpuflow.quantities import UNKNOWN, duration, percent, rank_seconds, size
+from dpuflow.quantities import UNKNOWN, duration, percent, size
 from dpuflow.reports.html.markup import Markup, tag
 
 if TYPE_CHECKING:
@@ -39,11 +39,6 @@ def share(value: float) -> str:
 def in_bytes(value: float) -> str:
     """``256 KiB``."""
     return size(int(value))
-
-
-def in_rank_seconds(value: float) -> str:
-    """``0.704 rank-seconds``."""
-    return rank_seconds(int(value))
 
 
 def apart(value: float) -> str:

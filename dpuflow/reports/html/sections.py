@@ -9,7 +9,7 @@ from dpuflow.quantities import count, duration, listed, percent, three_digits
 from dpuflow.reports.html.figures import apart, in_bytes, position, share, told, whole
 from dpuflow.reports.html.markup import Markup, figure, grid, join, tag
 from dpuflow.reports.meanings import meaning_of
-from dpuflow.reports.text import worst_first
+from dpuflow.reports.text import inherited, mostly_own, worst_first
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -31,7 +31,8 @@ SHOWN: Final = {
 
 COLUMNS: Final = (
     "A rank is late by its own doing (own), or as its inputs were late (inherited), in so many of the"
-    " collectives in which its lateness is known (of); verdict and cause speak of the former. Entry times are"
+    " collectives in which its lateness is known (of), by so much in the median; verdict and cause speak of"
+    " the former. Entry times are"
     " exact (measured, with an error), bounded, or unknown. Detectable: the smallest lateness a step that"
     " would have been named."
 )
@@ -45,7 +46,7 @@ def ranks(result: Analysis, names: Names) -> Markup:
     rows = worst_first(result.lateness)
     most = max((row.caused_wait_ns or 0 for row in rows), default=0)
     cells = [_rank(row, f"lateness/{place[id(row)]}", names, most) for row in rows[:MOST_RANKS]]
-    heads = ["endpoint", "verdict", "caused wait", "share of the largest", "late by", "own", "inherited",
+    heads = ["endpoint", "verdict", "caused wait", "share of the largest", "own", "inherited",
              "arrived last", "of", "steadiness",
              "cause", "exact / bounded / unknown", "detectable", "confidence"]  # fmt: skip
     left = len(rows) - len(cells)
@@ -63,17 +64,18 @@ def _rank(row: Lateness, at: str, names: Names, most: int) -> list[object]:
     bar = tag("svg", tag("rect", width=position((row.caused_wait_ns or 0) / max(most, 1)), height=10),
               class_="bar small", aria_hidden="true")  # fmt: skip
     before = ">=" if row.late_bound == "at_least" else ""
-    handed = (
-        None if row.late_share is None or row.own_share is None else max(row.late_share - row.own_share, 0.0)
-    )
+    own: list[object] = [told(row.own_share, f"{at}/own_share", share)]
+    handed: list[object] = [percent(inherited(row))]
+    if row.late_ns is not None:
+        mine = own if mostly_own(row) else handed
+        mine += [", ", told(row.late_ns, f"{at}/late_ns", before=before)]
     since = row.steadiness or "-"
     kinds = (("exact", row.told.exact), ("bounded", row.told.bounded), ("untold", row.told.untold))
     return [
         names.long(row.endpoint),
         tag("span", row.verdict.replace("_", " "), class_=f"verdict {row.verdict}"),
         told(row.caused_wait_ns, f"{at}/caused_wait_ns"), bar,
-        told(row.late_ns, f"{at}/late_ns", before=before), told(row.own_share, f"{at}/own_share", share),
-        percent(handed), told(row.last_share, f"{at}/last_share", share),
+        join(own), join(handed), told(row.last_share, f"{at}/last_share", share),
         told(row.collectives, f"{at}/collectives", whole), since, row.cause,
         join([told(number, f"{at}/told/{kind}", whole) for kind, number in kinds], " / "),
         told(row.detectable_ns, f"{at}/detectable_ns"), told(row.confidence, f"{at}/confidence", share),
@@ -107,7 +109,9 @@ def steps(result: Analysis, names: Names) -> Markup | str:
     parts.append(
         grid(["late rank", "a step takes", "without its lateness"], rows, caption="What if") if rows else ""
     )
-    said = "Of typical steps (the middle half by length): the time along their critical path, in the mean."
+    said = (
+        "Of the median step: its time along the critical path, in the shares of the middle half of all steps."
+    )
     return figure("Where a step's time goes", said, *parts, key="steps")
 
 

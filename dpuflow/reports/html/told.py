@@ -12,10 +12,10 @@ from typing import TYPE_CHECKING, Final
 from dpuflow import __version__
 from dpuflow.quantities import count, duration
 from dpuflow.reports.headline import STUCK
-from dpuflow.reports.html.figures import in_rank_seconds, share, told
+from dpuflow.reports.html.figures import share, told
 from dpuflow.reports.html.markup import Markup, figure, join, tag
 from dpuflow.reports.layout import Paint, unwrapped
-from dpuflow.reports.text import by_severity
+from dpuflow.reports.text import by_severity, cost_words, part_head
 from dpuflow.reports.tidy import clean
 from dpuflow.reports.verdict import verdict_lines
 
@@ -123,14 +123,13 @@ def _badge(each: Finding) -> Markup:
 
 def _cost(result: Analysis, each: Finding) -> Markup | str:
     """What it took: the finding's own figure, else the wait that its endpoint caused."""
-    waited = each.condition == "straggler"
-    words = in_rank_seconds if waited else duration
-    said = " waited" if waited else " lost"
+    words, said = cost_words(each.condition)
     if each.cost_ns is not None:
-        return join([" ", told(each.cost_ns, f"findings/{each.id}/cost_ns", words), said])
+        return join([" ", told(each.cost_ns, f"findings/{each.id}/cost_ns", words), f" {said}"])
     for place, row in enumerate(result.lateness):
-        if waited and each.endpoints == [row.endpoint] and row.caused_wait_ns:
-            return join([" ", told(row.caused_wait_ns, f"lateness/{place}/caused_wait_ns", words), said])
+        if each.condition == "straggler" and each.endpoints == [row.endpoint] and row.caused_wait_ns:
+            at = f"lateness/{place}/caused_wait_ns"
+            return join([" ", told(row.caused_wait_ns, at, words), f" {said}"])
     return ""
 
 
@@ -159,7 +158,8 @@ def _card(result: Analysis, each: Finding, names: Names) -> Markup:
     if each.alternatives:
         parts.append(tag("p", tag("b", "Other explanations: "), "; ".join(each.alternatives)))
     for part in each.consists_of:
-        parts.append(tag("p", tag("b", "With it: "), part.summary, class_="quiet"))
+        parts.append(tag("p", tag("b", f"With it: {part_head(part)}. "), part.summary, class_="quiet"))
+        parts += [tag("div", tag("code", shown.filter), class_="filter") for shown in part.evidence[:1]]
     for evidence in each.evidence[:MOST_EVIDENCE]:
         button = tag("button", "Copy filter", type="button", data_copy=evidence.filter, hidden=True)
         parts.append(tag("p", names.where(evidence), class_="quiet"))

@@ -160,7 +160,7 @@ def _opened(seen: Seen, view: View, width: int) -> list[Line]:
     said = [
         f"{late_words(chosen)}; {row.verdict.replace('_', ' ')}, {row.steadiness or 'no habit'}",
         f"in {row.collectives:,} collectives: {row.told.exact:,} measured, {row.told.bounded:,} bounds,"
-        f" {row.told.untold:,} not told; the last in {percent(row.last_share)}",
+        f" {row.told.untold:,} unknown; the last in {percent(row.last_share)}",
         f"likely cause: {row.cause}",
     ]
     said[-1] += "" if row.confidence is None else f"; {percent(row.confidence)} sure"
