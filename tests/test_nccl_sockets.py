@@ -70,6 +70,24 @@ def test_operations_from_some_nodes(
     assert found == {told: 8}
 
 
+def test_what_follows_without_a_pause_is_told_by_its_sizes(tmp_path: Path) -> None:
+    """Hosts that stall pause longer within operations than between two of a step."""
+    late = {"kind": "gpu_late", "rank": 2, "us": 5000}
+    more = settings(
+        seed=1,
+        cluster={"nodes": 4},
+        nccl=SOCKETS | {"channels": 2},
+        machine={"stall_share": 0.05, "stall_us": 3000},
+        faults=[late],
+    )
+    ops = "op: all_reduce, bytes: 159424}, {op: all_reduce, bytes: 318848"
+    captures = write_case(loop(ops, more, iterations=20), tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    found = Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives)
+    assert found == {("all_reduce", "ring", 159_424): 20, ("all_reduce", "ring", 318_848): 20}
+    assert [row.address for row in result.lateness if row.verdict == "late"] == ["10.0.0.3"]
+
+
 def test_first_bytes_tell_operations_apart(tmp_path: Path) -> None:
     """Every node captured: a reduce_scatter's messages have the sizes of an all_gather's."""
     more = settings(cluster={"nodes": 4}, nccl=SOCKETS | {"channels": 1})

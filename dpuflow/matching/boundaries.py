@@ -165,7 +165,7 @@ def counted_cuts(pipes: Sequence[Pipe], times: Sequence[Times], sizes: Sequence[
     """
     whole = alike_long(pipes)
     steps = int(np.gcd.reduce(whole))
-    at = np.arange(steps + 1)[:, None] * (whole // steps) + _ahead(sizes, whole)
+    at = np.arange(steps + 1)[:, None] * (whole // steps) + ahead_of(sizes, whole)
     every = [len(each.starts) for each in times]
     at = np.unique(np.concatenate([[np.zeros_like(whole)], np.minimum(at, every), [every]]), axis=0)
     return _with_pauses(at, pipes, times)
@@ -222,7 +222,7 @@ def _stands(sizes: Sequence[Ints], at: Ints, own: Sequence[Ints]) -> bool:
     )
 
 
-def _ahead(sizes: Sequence[Ints], whole: Ints) -> Ints:
+def ahead_of(sizes: Sequence[Ints], whole: Ints) -> Ints:
     """Messages of each pipe before those that all have: of a first operation that others had no part in.
 
     A barrier's tree shares connections with the ring of what follows.

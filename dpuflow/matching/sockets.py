@@ -24,6 +24,7 @@ import numpy as np
 from dpuflow.arrays.components import connected
 from dpuflow.matching.boundaries import (
     Cuts,
+    ahead_of,
     alike_long,
     chained_cuts,
     counted_cuts,
@@ -46,6 +47,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.arrays import Ints
+    from dpuflow.matching.boundaries import Times
     from dpuflow.matching.model import Instance, Job
 
 
@@ -55,6 +57,8 @@ LONGEST: Final = 4096
 """Messages of an operation on one connection at most, that are tried: 2 GiB of a tree's."""
 MOST_GROUPS: Final = 3
 """Communicators that a rank is in: of tensor, data and pipeline or context parallelism."""
+MOST_PLACES: Final = 64
+"""Places of what repeats at which all sizes change, at most."""
 SAMPLE: Final = 64
 """Operations that show where ranks pause."""
 
@@ -231,7 +235,55 @@ def _repeated(
             best, chosen = worth, (meanings, parts)
     if chosen and sure and best[0] < CLEAR:
         return None
+    if chosen is None and not often:
+        return _in_sequence(job, pipes, times, pauses)
     found = chosen[0].made(chosen[1]) if chosen else []
+    enough = sum(len(i.rows) for i in found) >= MOST * sum(len(pipe.rows) for pipe in pipes)
+    return found if enough else []
+
+
+def _in_sequence(
+    job: Job, pipes: Sequence[Pipe], times: Sequence[Times], pauses: Sequence[Ints]
+) -> list[Instance]:
+    """Operations of unlike bytes that follow each other without a pause, again and again in the same order.
+
+    All connections carry as many messages of each, so that all sizes change where the next one begins. What
+    is repeated begins after a pause; nothing else is asked of times.
+    """
+    sizes = [job.columns.sizes[pipe.rows] for pipe in pipes]
+    whole = alike_long(pipes)
+    if (whole != whole[0]).any():
+        return []
+    ahead = ahead_of(sizes, whole)
+    total = int(min(len(each) - a for each, a in zip(sizes, ahead.tolist(), strict=True)))
+    own = np.stack([each[a : a + total] for each, a in zip(sizes, ahead.tolist(), strict=True)])
+    longest = min(total // (TWICE + 1), LONGEST)
+    again = np.flatnonzero((own[:, 1 : longest + 1] == own[:, :1]).all(axis=0)) + 1
+    period = next((m for m in again.tolist() if (own[:, m:] == own[:, :-m]).all()), 0)
+    pairs = np.sort(np.stack([own[:, :-1], own[:, 1:]]), axis=0)[:, :, : period + 1]
+    change = (pairs[:, :, :-2] != pairs[:, :, 2:]).any(axis=0).all(axis=0)
+    places = [0, *(np.flatnonzero(change) + 2).tolist()]
+    if not period or not TWICE <= len(places) <= MOST_PLACES:
+        return []
+    count = total // period
+    begins = np.r_[(period * np.arange(count)[:, None] + places).ravel(), count * period]
+    meanings = Meanings(job, pipes, cuts_at(ahead + begins[:, None], pipes, times, job.near))
+    # The fewest operations that one period is made of, from the back.
+    step = len(places)
+    way: list[list[Part] | None] = [None] * step + [[]]
+    for low in range(step - 1, -1, -1):
+        for high in range(low + 1, step + 1):
+            rest, kind = way[high], low * MOST_PLACES + high
+            known = way[low]
+            fewer = rest is not None and (known is None or len(rest) + 1 < len(known))
+            if fewer and rest is not None and meanings.reads(kind, low, high):
+                way[low] = [Part(low, high, kind), *rest]
+    parts = [
+        Part(k * step + low, k * step + high, kind) for k in range(count) for low, high, kind in way[0] or ()
+    ]
+    first = [part for part in parts if part.begin % step == 0][:SAMPLE]
+    contrast = contrast_of(first, pipes, times, pauses, meanings) or 0.0
+    found = meanings.made(parts) if contrast >= MOST else []
     enough = sum(len(i.rows) for i in found) >= MOST * sum(len(pipe.rows) for pipe in pipes)
     return found if enough else []
 
