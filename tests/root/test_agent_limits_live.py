@@ -96,4 +96,5 @@ def test_in_a_flood_the_agent_settles_at_its_limits(
     assert told - whole <= 0.01 * told
     sampled = status["losses"]["sampled_out"] > 0
     assert sampled == any("sampled_out" in each.info.skipped for each in tables)
-    assert len(seen) > 0.1 * PAIRS  # the sparsest sampling keeps one of 64
+    # The sparsest sampling keeps one of 64; 256 MiB are so little that it is needed now and then.
+    assert len(seen) > (0.1 if memory > 256 else 1 / 64) * PAIRS
