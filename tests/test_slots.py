@@ -127,6 +127,20 @@ def test_entries_of_pat_that_announce_what_it_needs_are_whole_slots_by_their_add
     ).all()
 
 
+def test_over_sockets_too_a_sender_leaves_when_its_last_slot_is_filled() -> None:
+    """Not when its data has left: a slow link, or the proxy thread, may take longer than its next call."""
+    rows = transfers(4, {}, count=2)
+    rows["wire"], rows["grant"] = Wire.NCCL_DATA, NONE32
+    rows["grant_ns"] = rows["grant_arrived_ns"] = NEVER
+    instances = [
+        Instance(np.arange(4 * k, 4 * k + 4), Op.SEND_RECV, [0, 1], size=65_536, view=SENDER)
+        for k in range(2)
+    ]
+    entries = build_entries(rows, instances)
+    assert entries.leave_ns[[0, 2]].tolist() == entries.enter_ns[[0, 2]].tolist()
+    assert (entries.leave_ns[[1, 3]] >= rows["arrived_end_ns"][[3, 7]]).all()
+
+
 def test_slots_of_other_protocols_between_those_of_pat_count() -> None:
     """A connection has one step for all of its buffers: a tree's message of LL takes a slot of PAT's, too."""
     rows = EXCHANGE.zeros(24)
