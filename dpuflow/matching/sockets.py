@@ -258,8 +258,10 @@ def _in_sequence(
     total = int(min(len(each) - a for each, a in zip(sizes, ahead.tolist(), strict=True)))
     own = np.stack([each[a : a + total] for each, a in zip(sizes, ahead.tolist(), strict=True)])
     longest = min(total // (TWICE + 1), LONGEST)
-    again = np.flatnonzero((own[:, 1 : longest + 1] == own[:, :1]).all(axis=0)) + 1
-    period = next((m for m in again.tolist() if (own[:, m:] == own[:, :-m]).all()), 0)
+    # Most of what does not repeat shows in a few places.
+    some = np.linspace(0, max(total - longest - 1, 0), SAMPLE).astype(np.int64)
+    shown = (m for m in range(1, longest + 1) if (own[:, some + m] == own[:, some]).all())
+    period = next((m for m in shown if (own[:, m:] == own[:, :-m]).all()), 0)
     pairs = np.sort(np.stack([own[:, :-1], own[:, 1:]]), axis=0)[:, :, : period + 1]
     change = (pairs[:, :, :-2] != pairs[:, :, 2:]).any(axis=0).all(axis=0)
     places = [0, *(np.flatnonzero(change) + 2).tolist()]
