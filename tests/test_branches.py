@@ -128,3 +128,14 @@ def test_no_trees() -> None:
         for lane in lanes
     ]
     assert trees(view(apart, {2, 12})) is None  # one is through before the other begins
+
+
+def test_a_channel_of_next_to_no_bytes_is_none() -> None:
+    """A barrier's connections carry 8 bytes beside an operation's channels, which share its bytes."""
+    lanes = edges(4, 2, {2})
+    least = [
+        lane._replace(sizes=lane.sizes * 0 + 8) if k < len(lanes) // 2 else lane
+        for k, lane in enumerate(lanes)
+    ]
+    assert trees(view(lanes, {2})) is not None
+    assert trees(view(least, {2})) is None
