@@ -10,7 +10,8 @@ ncclTopoGetNetDev, src/transport/net.cc sendSetup). So a call leads from every n
 others. That a transfer is of several senders is told by entries for several messages (``bunches``).
 
 Other libraries' rounds (isend and irecv of a mixture of experts) have as many messages on every edge, and no
-rank begins one before it is through with the one before.
+rank begins one before it is through with the one before. Gathers and scatters made of sends are told by one
+transfer as large between the root and each other (``stars``).
 
 Puts into each other's memory, unasked, are calls, too: experts' dispatch and combine (DeepEP's way).
 In: EXCHANGE rows that are puts (``flagged``), one each way and turn. Out: collectives. What makes a turn of

@@ -10,8 +10,13 @@ first messages paused longest against later ones.
 
 Where only some nodes were captured, what the pauses of the others were is not known: there the messages of
 every connection repeat, and of the numbers of repetitions whose parts make up operations the one counts in
-which ranks paused longest before their first message of an operation, against the later ones. NCCL 2.30,
-src/transport/net_socket.cc.
+which ranks paused longest before their first message of an operation, against the later ones. Operations of
+unlike bytes that follow each other without a pause are cut where all connections' sizes change
+(``_in_sequence``).
+
+Connections that together make up nothing may be of several communicators: a tree or ring beside others is
+told by the number of its messages (``_beside``), what has the same ranks on other ways by these
+(``_by_ways``). NCCL 2.30, src/transport/net_socket.cc.
 """
 
 from __future__ import annotations
@@ -60,7 +65,7 @@ MOST_GROUPS: Final = 3
 MOST_PLACES: Final = 64
 """Places of what repeats at which all sizes change, at most."""
 SAMPLE: Final = 64
-"""Operations that show where ranks pause."""
+"""Operations that show where ranks pause, and places that show whether sizes repeat."""
 
 
 def socket_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:

@@ -391,7 +391,8 @@ def _single(together: Sequence[Transfers], by: Mapping[Edge, Sequence[Parts]]) -
 
 
 def _sends(job: Job, every: Sequence[Transfers], handed: Callable[[Edge], bool]) -> list[Instance]:
-    """Rounds among neighbours, and the other transfers each by itself; ``handed``: as of ``_sent``."""
+    """Gathers and scatters, rounds among neighbours, and the other transfers each by itself; ``handed``: as
+    of ``_sent``."""
     found: list[Instance] = []
     for together in connected(every, attrgetter("edge")):
         # What another GPU may have handed over is no doing of the adapter that sends it.
