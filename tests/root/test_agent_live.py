@@ -48,7 +48,8 @@ class Agent:
         self.file.write_text(base + config)
 
     def events(self, *kinds: str) -> list[dict[str, Any]]:
-        lines = self.log.read_text().splitlines()
+        # The last line may be half written: only lines that have ended are read.
+        lines = self.log.read_text().rpartition("\n")[0].splitlines()
         found = [json.loads(line) for line in lines if line.startswith("{")]
         return [event for event in found if not kinds or event["event"] in kinds]
 
