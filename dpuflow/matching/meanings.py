@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 _FAR = np.iinfo(np.int64).max
 LONGER: Final = 2
 """Times that a pause before an operation is longer than one within."""
+FEWEST: Final = 2
+"""Ranks that go on with an input each, at least, for that to be no chance."""
 
 
 def contrast_of(
@@ -48,13 +50,17 @@ def contrast_of(
 
     Operations without a later message say nothing for a way to cut: each is worth ``NO_CONTRAST``.
     A first message's pause counts from the last event before its cut: what reaches a rank before it begins
-    tells nothing of it. ``pauses``: of each pipe's messages, ns, as ``reactions`` has them.
+    tells nothing of it. But where all ranks but one go on as soon as an input has come, they had begun before
+    the cut, and waited for that one: such a part wins nothing (of two ranks one may well do so). ``pauses``: of each pipe's messages, ns, as
+    ``reactions`` has them.
     """
     cuts = meanings.cuts
     won, asked, compared = 0.0, 0, 0
     free = {kind: meanings.free(kind) for kind in {part.kind for part in parts}}
+    waited = np.zeros((2, len(parts)), np.int64)  # ranks that need no input, and went on with one at once
     for place, rank in enumerate(cuts.ranks):
-        mine = [part for part in parts if rank in free[part.kind]]
+        at = [number for number, part in enumerate(parts) if rank in free[part.kind]]
+        mine = [parts[number] for number in at]
         if not mine:
             continue
         begins = cuts.at[[part.begin for part in mine]]
@@ -69,12 +75,36 @@ def contrast_of(
         # Who begins a chain waits for nobody within, but copies: that may take as long as it likes.
         least = np.array([1 if meanings.is_chain(part.kind) else LONGER for part in mine])
         later = np.sort((least[turn] * pause)[inside])
+        waited[0, at] += 1
+        if len(later):
+            waited[1, at] += _since_input(rank, begins, ends, pipes, times) <= later[len(later) // 2]
         if len(first):
             told = min(len(first), len(later))  # the others have no later message to be held against
             share = float(np.searchsorted(later, first).mean() / len(later)) if told else 0.0
             won += share * told + NO_CONTRAST * (len(first) - told)
             asked, compared = asked + len(first), compared + told
-    return won / asked if compared else None
+    if not compared:
+        return None
+    within = float(np.mean(waited[1] >= np.maximum(waited[0] - 1, FEWEST)))
+    return won / asked * (1 - within)
+
+
+def _since_input(
+    rank: int, begins: Ints, ends: Ints, pipes: Sequence[Pipe], times: Sequence[Times]
+) -> Ints:
+    """For each part how long ago its last input had come when ``rank`` first sent in it; _FAR: none had."""
+    first, last = np.full(len(begins), _FAR), np.full(len(begins), NEVER)
+    for number, pipe in enumerate(pipes):
+        if pipe.src == rank:
+            begun = ends[:, number] > begins[:, number]
+            starts = np.append(times[number].starts, _FAR)[begins[:, number]]
+            first = np.where(begun, np.minimum(first, starts), first)
+    for number, pipe in enumerate(pipes):
+        if pipe.dst == rank:
+            came = np.searchsorted(times[number].arrivals, first, "right") - 1
+            known = (came >= begins[:, number]) & (came < ends[:, number])
+            last = np.where(known, np.maximum(last, times[number].arrivals[came]), last)
+    return np.where((first != _FAR) & (last != NEVER), first - last, _FAR)
 
 
 def _sent(

@@ -500,7 +500,12 @@ def _better(one: _Choice, other: _Choice) -> bool:
     like operations.
     """
     mine, theirs = (
-        (each.explained // GRAIN, each.ordered, each.contrast, -len({part.kind for part in each.parts}))
+        (
+            each.explained // GRAIN,
+            each.ordered,
+            each.contrast,
+            -len({part.kind for part in each.parts}),
+        )
         for each in (one, other)
     )
     if mine != theirs:
