@@ -228,3 +228,32 @@ faults: [{{kind: gpu_late, rank: 1, us: {late_us}}}]
     address = {each.id: each.address for each in result.endpoints}
     late = {address[row.endpoint] for row in result.lateness if row.verdict in ("late", "intermittent")}
     assert told <= late <= {"10.0.0.2"}
+
+
+@pytest.mark.parametrize(
+    ("nodes", "rank", "us", "size", "forward_us"), [(4, 3, 1000, 105_472, 125), (3, 0, 200, 367_200, 37.5)]
+)
+def test_the_wait_for_a_late_rank_parts_no_operations(
+    nodes: int, rank: int, us: int, size: int, forward_us: float, tmp_path: Path
+) -> None:
+    """Buckets follow each other without a pause, so the longest pause lies behind what ranks send before
+    they wait for the late one."""
+    job = {
+        "kind": "training", "steps": 20, "layers": 4, "buckets": 2, "bucket_bytes": size, "overlap": True,
+        "forward_us": forward_us, "optimizer_us": forward_us, "jitter_us": 5,
+    }  # fmt: skip
+    late = {"kind": "gpu_late", "rank": rank, "us": us, "from_iteration": 7}
+    cluster = {"nodes": nodes, "link_gbps": 25.0 if nodes == 4 else 100.0}
+    values = {
+        "seed": 81038,
+        "cluster": cluster,
+        "nccl": SOCKETS | {"channels": 2},
+        "job": job,
+        "faults": [late],
+    }
+    scenario = parse_scenario("name: buckets\n" + settings(**values), "buckets.yaml")
+    captures = write_case(scenario, tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    found = Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives)
+    assert found == {("all_reduce", "ring", size): 40}
+    assert [row.address for row in result.lateness if row.verdict == "late"] == [f"10.0.0.{rank + 1}"]

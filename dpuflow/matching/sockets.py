@@ -308,6 +308,8 @@ HALF: Final = 0.5
 """Share of messages that operations must explain for their pauses to say which they are."""
 GRAIN: Final = 0.02
 """What makes no difference between shares of messages that are explained."""
+CHANCE: Final = 0.05
+"""By how much the contrast of as good readings differs: twice the error of a share of some fifty pauses."""
 _FAR = np.iinfo(np.int64).max
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
@@ -499,17 +501,14 @@ def _better(one: _Choice, other: _Choice) -> bool:
     Of equals more operations are, since two may look like one of twice the bytes, unless parts of one look
     like operations.
     """
-    mine, theirs = (
-        (
-            each.explained // GRAIN,
-            each.ordered,
-            each.contrast,
-            -len({part.kind for part in each.parts}),
-        )
-        for each in (one, other)
-    )
+    mine, theirs = ((each.explained // GRAIN, each.ordered) for each in (one, other))
     if mine != theirs:
         return mine > theirs
+    if abs(one.contrast - other.contrast) > CHANCE:
+        return one.contrast > other.contrast
+    few, many = (len({part.kind for part in each.parts}) for each in (one, other))
+    if few != many:
+        return few < many
     fewer, more = sorted((one, other), key=lambda each: len(each.parts))
     return len(one.parts) != len(other.parts) and one is (more if more.finer else fewer)
 
