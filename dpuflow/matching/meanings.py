@@ -51,8 +51,8 @@ def contrast_of(
     Operations without a later message say nothing for a way to cut: each is worth ``NO_CONTRAST``.
     A first message's pause counts from the last event before its cut: what reaches a rank before it begins
     tells nothing of it. But where all ranks but one go on as soon as an input has come, they had begun before
-    the cut, and waited for that one: such a part wins nothing (of two ranks one may well do so). ``pauses``: of each pipe's messages, ns, as
-    ``reactions`` has them.
+    the cut, and waited for that one: such a part wins nothing (one of two ranks may go on so by chance).
+    ``pauses``: of each pipe's messages, ns, as ``reactions`` has them.
     """
     cuts = meanings.cuts
     won, asked, compared = 0.0, 0, 0
@@ -89,9 +89,7 @@ def contrast_of(
     return won / asked * (1 - within)
 
 
-def _since_input(
-    rank: int, begins: Ints, ends: Ints, pipes: Sequence[Pipe], times: Sequence[Times]
-) -> Ints:
+def _since_input(rank: int, begins: Ints, ends: Ints, pipes: Sequence[Pipe], times: Sequence[Times]) -> Ints:
     """For each part how long ago its last input had come when ``rank`` first sent in it; _FAR: none had."""
     first, last = np.full(len(begins), _FAR), np.full(len(begins), NEVER)
     for number, pipe in enumerate(pipes):
