@@ -9,7 +9,7 @@ import numpy as np
 
 from dpuflow.errors import CaptureError, FormatError
 from dpuflow.schema.rows import MESSAGE
-from dpuflow.schema.tables import CaptureTables
+from dpuflow.schema.tables import SUFFIX, CaptureTables
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -40,7 +40,7 @@ def ingest(
     saved = [is_saved(file) for file in files]
     if any(saved):
         other = [file for file, is_column in zip(files, saved, strict=True) if not is_column]
-        if not all(file.endswith(".dpuflow") for file in other):
+        if not all(file.endswith(SUFFIX) for file in other):
             raise FormatError(
                 files[saved.index(True)], "column files cannot be mixed with captures in one vantage point"
             )

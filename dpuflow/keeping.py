@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.errors import CaptureError, DpuflowError, FormatError, OptionError
+from dpuflow.schema.tables import SUFFIX
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Generator, Iterator, Sequence
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
 
     Told = TypeVar("Told")
     Progress = Callable[[str, int, int], None]
-
-SUFFIX: Final = ".dpuflow"
 
 
 class Kept(NamedTuple):

@@ -24,6 +24,9 @@ def result_of(captures: list[str], path: Path) -> dict[str, object]:
     found = json.loads(path.read_text())
     for capture in found["captures"]:
         del capture["file"], capture["files"]
+    for finding in found["findings"]:
+        for evidence in finding["evidence"]:
+            del evidence["unopenable"]  # of column files
     return dict(found)
 
 

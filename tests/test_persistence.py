@@ -29,6 +29,7 @@ from dpuflow.cli.vantages import Moment
 from dpuflow.errors import OptionError
 from dpuflow.export import export_finding, frames
 from dpuflow.live.output import Output, Rotation, format_of
+from dpuflow.reports import html
 from dpuflow.reports.text import write_text
 from dpuflow.results import Analysis, Evidence
 
@@ -75,8 +76,9 @@ def test_width_is_that_of_the_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("file", "said"),
     [
-        ("-", "No file to open, it was standard input"),
-        ("n.dpuflow", "node2 holds messages, no packets to open"),
+        ("-", "node2 was standard input, no file holds its packets"),
+        ("live", "node2 was captured live, no file holds its packets"),
+        ("n.dpuflow", "node2 holds messages, no packets"),
     ],
 )
 def test_what_wireshark_cannot_open_has_no_packet_number(file: str, said: str) -> None:
@@ -85,8 +87,31 @@ def test_what_wireshark_cannot_open_has_no_packet_number(file: str, said: str) -
         capture.files = [file]
     stream = io.StringIO()
     write_text(result, stream)
-    assert said in stream.getvalue()
-    assert "packets 120" not in stream.getvalue()
+    for text in (stream.getvalue(), html.page(result)):
+        assert f"{said}; the filter" in text
+        assert "packets 120" not in text
+    assert f"Packets cannot be opened: {said}." in html.page(result)
+
+
+@pytest.mark.parametrize(
+    ("columns", "said"),
+    [
+        (False, "stdin was standard input, no file holds its packets"),
+        (True, "node2 holds messages, no packets"),
+    ],
+)
+def test_evidence_that_no_file_holds_says_so(
+    columns: bool, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    packets, file = TRACE / "node2.pcap.gz", "-"
+    if columns:
+        assert run(["ingest", str(packets), "-o", str(tmp_path)]) == 0
+        file = str(tmp_path / "node2.dpuflow")
+    with open(packets, "rb") as stream:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(stream))
+        assert run(["analyze", file, "--quiet", "--json", str(tmp_path / "result.json")]) == 0
+    found = json.loads((tmp_path / "result.json").read_text())["findings"]
+    assert {each["unopenable"] for finding in found for each in finding["evidence"]} == {said}
 
 
 @pytest.fixture

@@ -55,7 +55,8 @@ def ingest(
     from dpuflow.cli.targets import check_target
     from dpuflow.cli.vantages import vantages_from
     from dpuflow.errors import DpuflowError
-    from dpuflow.keeping import SUFFIX, keep_captures
+    from dpuflow.keeping import keep_captures
+    from dpuflow.schema.tables import SUFFIX
 
     vantages = vantages_from(captures, named)
     for vantage in vantages:

@@ -14,7 +14,9 @@ def given(name: str) -> bool:
 
 def ending_of(mode: str) -> str:
     """What a node's file ends with."""
-    return ".dpuflow" if mode == "messages" else ".pcapng.zst"
+    from dpuflow.schema.tables import SUFFIX
+
+    return SUFFIX if mode == "messages" else ".pcapng.zst"
 
 
 def on_nodes(

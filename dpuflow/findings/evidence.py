@@ -39,6 +39,7 @@ def message_evidence(
                 capture,
                 (int(message["first_frame"]) + 1, int(message["last_frame"]) + 1),
                 flow_filter(tables, tables.flows[int(message["flow"])]),
+                tables.info.unopenable,
             )
         )
     return found

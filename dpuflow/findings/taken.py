@@ -30,7 +30,8 @@ def find_capture_losses(case: Case) -> Iterator[Finding]:
         if missing:
             what = "it never captured" if lost else f"{info.vantage} never captured"
             parts.append(f"{missing} gaps in streams were acknowledged although {what} what fills them")
-        shown = Evidence(info.id, (1, info.packets), "tcp.analysis.ack_lost_segment || infiniband")
+        lacking = "tcp.analysis.ack_lost_segment || infiniband"
+        shown = Evidence(info.id, (1, info.packets), lacking, info.unopenable)
         yield make_finding(
             "capture_loss",
             [],
@@ -71,7 +72,7 @@ def find_untied(case: Case) -> Iterator[Finding]:
         severity="warning",
         advice="Capture traffic between such a node and another that is captured too.",
         evidence=[
-            Evidence(capture, (1, captures[capture].packets), "frame")
+            Evidence(capture, (1, captures[capture].packets), "frame", captures[capture].unopenable)
             for capture in untied
             if captures[capture].packets
         ],

@@ -54,16 +54,15 @@ class Names:
         """``a GPU of node 10.0.0.3``: which one shows in no packet."""
         return f"a GPU of node {self._endpoints[endpoint].address}"
 
+    def unopenable(self) -> list[str]:
+        """Of each capture whose packets no file holds, why not."""
+        return [said for each in self._captures.values() if (said := each.unopenable)]
+
     def where(self, evidence: Evidence) -> str:
         """``See packets 120 to 161 of node2:``, or why Wireshark cannot open them."""
         capture = self._captures[evidence.capture]
-        if capture.files == ["-"]:
-            return "No file to open, it was standard input; the filter for a capture of the same traffic:"
-        if capture.files and capture.files[0].endswith(".dpuflow"):
-            return (
-                f"{capture.vantage} holds messages, no packets to open; the filter for a capture of the same"
-                " traffic:"
-            )
+        if capture.unopenable:
+            return f"{capture.unopenable}; the filter for a capture of the same traffic:"
         first, last = evidence.packets
         frames = f"packet {first}" if first == last else f"packets {first} to {last}"
         return f"See {frames} of {capture.vantage}, in Wireshark:"

@@ -358,11 +358,15 @@ class Request:
 
 @dataclass(slots=True)
 class Evidence:
-    """Frames ``packets`` (first and last, counted from 1 as Wireshark does) of a capture."""
+    """Frames ``packets`` (first and last, counted from 1 as Wireshark does) of a capture.
+
+    ``unopenable``: why no file can be opened at them; else None.
+    """
 
     capture: int
     packets: tuple[int, int]
     filter: str
+    unopenable: str | None = None
 
 
 @dataclass(slots=True)

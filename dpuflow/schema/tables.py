@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -66,6 +66,10 @@ class Block:
     pause: Rows
 
 
+SUFFIX: Final = ".dpuflow"
+"""What the name of a column file ends in."""
+
+
 @dataclass
 class CaptureInfo:
     """One vantage point's capture: what was read, and what was lost or skipped on the way."""
@@ -90,6 +94,17 @@ class CaptureInfo:
     )
     sampled: float | None = None  # about one of so many packets was captured (``join.sampled``); None: all
     named: bool = False  # as of Vantage
+
+    @property
+    def unopenable(self) -> str | None:
+        """Why no file can be opened at the packets that results number; None where one can."""
+        if "-" in self.files:
+            return f"{self.vantage} was standard input, no file holds its packets"
+        if "live" in self.files:
+            return f"{self.vantage} was captured live, no file holds its packets"
+        if any(file.endswith(SUFFIX) for file in self.files):
+            return f"{self.vantage} holds messages, no packets"
+        return None
 
 
 @dataclass

@@ -45,6 +45,7 @@ def opened(result: Analysis, names: Names) -> Markup:
     left = len(result.collectives) - len(chosen)
     said = "The worst first. A bar reaches from entry to exit, with the 95 % interval of its beginning."
     said += f" {count(left, 'collective')} with less lateness are in the JSON only." if left else ""
+    said += "".join(f" Packets cannot be opened: {each}." for each in names.unopenable())
     folds = [_fold(each, names, place == 0) for place, each in enumerate(chosen)]
     more = len(folds) - AT_ONCE
     rest = [tag("summary", f"{more:,} more"), *folds[AT_ONCE:]]

@@ -128,7 +128,10 @@ class Writer:
             notes = columns_of([each], ("id", "severity", "confidence", "advice", "summary", "cost_ns"))
             for evidence in each.evidence[:1]:
                 notes["capture"] = [self._result.captures[evidence.capture].vantage]
-                notes["first_packet"], notes["last_packet"] = map(one, evidence.packets)
+                if (said := self._result.captures[evidence.capture].unopenable) is not None:
+                    notes["unopenable"] = [said]
+                else:
+                    notes["first_packet"], notes["last_packet"] = map(one, evidence.packets)
                 notes["filter"] = [evidence.filter]
             begin = one(fallback if each.start_ns is None else each.start_ns)
             self._trace.instants(track, Slices(begin, begin, [each.condition], notes))
