@@ -105,8 +105,10 @@ def in_processes(
     """
     from multiprocessing import get_context
 
+    from dpuflow.kernels import _ready
+
     def pool(size: int) -> ProcessPoolExecutor:
-        return ProcessPoolExecutor(size, get_context("spawn"), _die_of_interrupts)
+        return ProcessPoolExecutor(size, get_context("spawn"), _begin, (_ready.PLAIN,))
 
     if not jobs:
         return
@@ -137,10 +139,13 @@ def _reduce(vantage: Vantage, file: str) -> bool:
     return True
 
 
-def _die_of_interrupts() -> None:
-    """Ctrl-C ends a worker without a word: the command says it."""
+def _begin(plain: bool) -> None:
+    """Kernels run as in the process that asked. Ctrl-C ends a worker without a word: the command says it."""
     import signal
 
+    from dpuflow.kernels import _ready
+
+    _ready.PLAIN = plain
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 

@@ -10,14 +10,16 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
+from threading import Event
 from types import ModuleType
 
 import numpy as np
 import pytest
 
 from dpuflow import Vantage
-from dpuflow.cli import analyze
-from dpuflow.kernels import _plain, _ready, parse
+from dpuflow.cli import compiling
+from dpuflow.keeping import in_processes
+from dpuflow.kernels import _plain, _ready, parse, when_compiling
 from dpuflow.schema.rows import ENDPOINT
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -141,7 +143,7 @@ def test_only_small_files_and_pipes_are_read_without_compiled_kernels(
     small, large, pipe = tmp_path / "a.pcap.gz", tmp_path / "b.pcap.gz", tmp_path / "c"
     small.write_bytes(bytes(1000))
     with open(large, "wb") as file:
-        file.truncate(analyze.SMALL_BYTES // analyze.PACKED)
+        file.truncate(compiling.SMALL_BYTES // compiling.PACKED)
     os.mkfifo(pipe)
     for files, expected in (
         ([small], 1),
@@ -151,9 +153,65 @@ def test_only_small_files_and_pipes_are_read_without_compiled_kernels(
         ([pipe, large, small], 0),
     ):
         asked.clear()
-        analyze._mind_compiling([Vantage("n", tuple(map(str, files)))], quiet=expected == 0)
+        said = None if expected == 0 else lambda *_: None
+        compiling.mind_compiling([Vantage("n", tuple(map(str, files)))], 1, said)
         assert len(asked) == expected, files
-    assert capsys.readouterr().err == f"{analyze.PLAINLY}\n" * 3
+    assert capsys.readouterr().err == f"{compiling.PLAINLY}\n" * 3
+
+
+def test_large_captures_say_what_they_wait_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(_ready, "undecided", lambda: True)
+    monkeypatch.setattr(_ready, "compile_beside", lambda *_: None)
+    large = tmp_path / "a.pcap"
+    with open(large, "wb") as file:
+        file.truncate(compiling.SMALL_BYTES + 1)
+    shown: list[tuple[str, int, int]] = []
+    compiling.mind_compiling([Vantage("n", str(large))], 1, lambda *told: shown.append(told))
+    for seconds in (1.2, 12.7):
+        for tell in when_compiling:
+            tell(3, seconds)
+    stage = "compiling kernel 3 (once for this processor), seconds"
+    assert shown == [(stage, 1, 0), (stage, 12, 0)]
+    assert capsys.readouterr().err == f"{compiling.LARGE}\n"
+    compiling.mind_compiling([Vantage("n", str(large))], 2, lambda *told: None)
+    assert not when_compiling
+    assert capsys.readouterr().err == f"{compiling.LARGE}\n", "workers compile by themselves, in silence"
+    compiling.mind_compiling([Vantage("n", str(large))], 1, None)
+    for tell in when_compiling:
+        tell(3, 1.2)
+    assert capsys.readouterr().err == "", "--quiet"
+
+
+def test_who_waits_for_a_kernel_hears_of_it_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dpuflow.kernels import _numba
+
+    monkeypatch.setattr(_numba, "SLOW_S", 0.01)
+    monkeypatch.setattr(_numba, "LONG_S", 0)
+    done, heard = Event(), []
+
+    def tell(number: int, seconds: float) -> None:
+        heard.append((number, seconds))
+        if len(heard) == 3:
+            done.set()
+
+    monkeypatch.setattr(_numba, "when_compiling", [tell])
+    _numba._watch(done)
+    assert [number for number, _ in heard] == [1, 1, 1]
+    assert heard == sorted(heard)
+
+
+def runs_plainly() -> bool:
+    return _ready.PLAIN
+
+
+@pytest.mark.parametrize("plain", [True, False])
+def test_worker_processes_run_kernels_as_the_one_that_asks(
+    plain: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(_ready, "PLAIN", plain)
+    assert list(in_processes(runs_plainly, [()], 1)) == [plain]
 
 
 def test_threads_that_begin_together_wait_until_a_module_is_filled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -187,5 +245,5 @@ def test_a_pipe_is_answered_before_kernels_are_compiled(tmp_path: Path) -> None:
         )  # fmt: skip
     after = os.times()
     assert done.stdout.startswith("LATE: 10.77.0.3.")
-    assert analyze.PLAINLY in done.stderr
+    assert compiling.PLAINLY in done.stderr
     assert after.children_user - before.children_user < FIRST_ANSWER_S

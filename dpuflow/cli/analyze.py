@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from typing import TYPE_CHECKING, Final
 
 import click
@@ -19,7 +18,6 @@ from dpuflow.cli.reporting import (
 from dpuflow.cli.vantages import Moment
 
 if TYPE_CHECKING:
-    from dpuflow import Vantage
     from dpuflow.marks import Marks
     from dpuflow.results import Analysis
 
@@ -50,43 +48,6 @@ Snap length 128 is enough; 192 behind ERSPAN or VXLAN, with IPv6 256.
 Exit status: 0 the analysis ran, with or without a verdict; 1 a capture could
 not be read (a link type that is not supported, say), or the environment is at
 fault; 2 wrong usage; 3 --fail-on was met."""
-
-COMPILING = (
-    "dpuflow: these captures are large: waiting until the packet parsers are compiled for this processor,"
-    " once, about a minute on two cores; small captures and pipes are read without them ..."
-)
-PLAINLY = (
-    "dpuflow: nothing is compiled yet, so this runs as plain Python; compiling in the background for the"
-    " next time (once, a minute or two)"
-)
-SMALL_BYTES: Final = 32 << 20
-"""Of packets that plain Python reads in less time than compiling takes: some 30 us a packet."""
-PACKED: Final = 8
-"""How much smaller packet headers are compressed, about."""
-
-
-def _mind_compiling(vantages: list[Vantage], quiet: bool) -> None:
-    """Where kernels are not compiled: do without for little, else compile several at a time, and say so."""
-    from dpuflow.kernels import _ready
-
-    if _ready.undecided() and _small(vantages):
-        if _ready.run_plainly() and not quiet:
-            click.echo(PLAINLY, err=True)
-        return
-    _ready.when_compiling[:] = [lambda: _ready.compile_beside(*_kernel_after_parsing(vantages))]
-    if not quiet:
-        _ready.when_compiling.append(lambda: click.echo(COMPILING, err=True))
-
-
-def _small(vantages: list[Vantage]) -> bool:
-    """Whether their files are together no more than ``SMALL_BYTES``, about.
-
-    Of a pipe nobody knows: it is read at once, and goes on with compiled kernels when they are there.
-    """
-    total = 0
-    for name in (name for vantage in vantages for name in vantage.files if os.path.isfile(name)):
-        total += os.path.getsize(name) * (PACKED if name.endswith((".gz", ".zst")) else 1)
-    return total <= SMALL_BYTES
 
 
 def _write(result: Analysis, marks: list[Marks], lua_file: str | None, json_file: str | None) -> None:
@@ -220,11 +181,12 @@ def analyze(
 
     import dpuflow
     from dpuflow import analysis
+    from dpuflow.cli.compiling import mind_compiling
     from dpuflow.cli.progress import ProgressLine
 
-    _mind_compiling(vantages, quiet)
     ranks = dpuflow.read_rank_map(ranks_file) if ranks_file is not None else None
     with ProgressLine(enabled=not quiet) as progress:
+        mind_compiling(vantages, workers, None if quiet else progress)
         result, marks = analysis.analyze_marked(
             vantages,
             clock=clock,
@@ -250,22 +212,3 @@ def failed(result: Analysis, fail_on: str) -> bool:
     """Whether a result is what ``--fail-on`` asks about."""
     late = any(row.verdict in ("late", "intermittent") for row in result.lateness)
     return late or (fail_on == "warning" and any(each.severity != "info" for each in result.findings))
-
-
-def _kernel_after_parsing(vantages: list[Vantage]) -> tuple[str, str]:
-    """Which kernel the first capture needs once its packets are parsed, by a look at the file's beginning."""
-    from dpuflow.capture.pcapfile import open_file
-    from dpuflow.errors import DpuflowError
-
-    tcp, roce = ("dpuflow.kernels.tcp", "follow"), ("dpuflow.kernels.roce", "scan")
-    name = vantages[0].files[0]
-    if not os.path.isfile(name):  # a pipe can be read but once
-        return roce
-    try:
-        opened = open_file(name)
-    except (DpuflowError, OSError):
-        return roce
-    head = opened.bytes.window(0, 1 << 16).tobytes()
-    opened.bytes.close()
-    # UDP port 4791 or RoCEv1's EtherType. A wrong guess costs time, nothing else.
-    return roce if head.count(b"\x12\xb7") + head.count(b"\x89\x15") > len(head) >> 10 else tcp

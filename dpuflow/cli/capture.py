@@ -382,10 +382,13 @@ def capture(
         raise click.UsageError(sentence)
 
     from dpuflow.errors import DpuflowError
+    from dpuflow.kernels import when_compiling
     from dpuflow.live.output import Rotation
     from dpuflow.live.record import Until, record
     from dpuflow.reports.live import LiveLine, summary_lines
 
+    if quiet:
+        when_compiling.clear()
     asked = _live_options(options)
     if on:
         on_nodes(on, over, path, mode, duration, quiet)

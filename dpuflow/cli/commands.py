@@ -8,6 +8,7 @@ from typing import Final
 import click
 
 from dpuflow import __version__
+from dpuflow.kernels import when_compiling
 
 COMMANDS: Final = {
     "capture": "Capture RoCE and TCP packets from interfaces with eBPF.",
@@ -74,3 +75,6 @@ dpuflow COMMAND --help says more."""
 @click.version_option(__version__, message="%(prog)s %(version)s")
 def dpuflow() -> None:
     """Packet-level telemetry for GPU jobs over RoCE and TCP: who was late, by how much, and what it cost."""
+    from dpuflow.cli.compiling import COMPILING, once
+
+    when_compiling[:] = [once(COMPILING)]

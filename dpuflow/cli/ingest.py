@@ -52,6 +52,8 @@ def ingest(
     CAPTURE is what "dpuflow analyze" takes. Each vantage point becomes DIR/NAME.dpuflow; the analysis of DIR
     is that of the captures. Captures that have not changed since are not read again.
     """
+    from dpuflow.cli.compiling import mind_compiling
+    from dpuflow.cli.progress import ProgressLine
     from dpuflow.cli.targets import check_target
     from dpuflow.cli.vantages import vantages_from
     from dpuflow.errors import DpuflowError
@@ -62,15 +64,17 @@ def ingest(
     for vantage in vantages:
         target = os.path.join(folder, vantage.name.replace(os.sep, "-") + SUFFIX)
         check_target(target, "--output", vantage.files, makes_captures=True)
-    failed = 0
-    for kept in keep_captures(vantages, folder, workers or os.cpu_count() or 1):
-        for text in [*kept.warnings, kept.error]:
-            if text:
-                click.echo(f"dpuflow: {one_line(text)}", err=True)
-        failed += bool(kept.error)
-        if not quiet and not kept.error:
-            there = "" if kept.fresh else " (was there)"
-            file = one_line(kept.file)
-            click.echo(f"{file}: {kept.messages:,} messages of {kept.packets:,} packets{there}")
+    failed, workers = 0, min(workers or os.cpu_count() or 1, len(vantages))
+    with ProgressLine(enabled=not quiet) as progress:
+        mind_compiling(vantages, workers, None if quiet else progress)
+        for kept in keep_captures(vantages, folder, workers):
+            for text in [*kept.warnings, kept.error]:
+                if text:
+                    click.echo(f"dpuflow: {one_line(text)}", err=True)
+            failed += bool(kept.error)
+            if not quiet and not kept.error:
+                there = "" if kept.fresh else " (was there)"
+                file = one_line(kept.file)
+                click.echo(f"{file}: {kept.messages:,} messages of {kept.packets:,} packets{there}")
     if failed:
         raise DpuflowError(f"{failed} of {len(vantages)} captures could not be read")

@@ -2,6 +2,14 @@
 
 from __future__ import annotations
 
+TYPE_CHECKING = False  # as typing.TYPE_CHECKING: every command imports this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+when_compiling: list[Callable[[int, float], None]] = []
+"""What to call, again and again, while Numba compiles kernels and somebody waits for it: with the number of
+kernels so far and the seconds that the present one has taken."""
+
 
 def load_all() -> list[str]:
     """Import every kernel module; returns their names. Compiles nothing."""

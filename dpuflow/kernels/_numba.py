@@ -8,7 +8,7 @@ array as one unsigned number, without bounds or wrap-around checks: the caller h
 from __future__ import annotations
 
 from threading import Event, Lock, Thread
-from time import process_time
+from time import monotonic, process_time
 from typing import TYPE_CHECKING, Any, Final
 
 import numba
@@ -16,7 +16,7 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from dpuflow.kernels import _ready
+from dpuflow.kernels import _ready, when_compiling
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,7 +66,7 @@ class Compiled:
         except RuntimeError:
             pass  # no folder to write to: it is compiled anew in each process
         done = Event()
-        Thread(target=_watch, args=(done, process_time()), daemon=True).start()
+        Thread(target=_watch, args=(done,), daemon=True).start()
         try:
             dispatcher.compile(self.signature)
         finally:
@@ -82,19 +82,19 @@ KERNELS: list[Compiled] = []
 """All kernels so far, for ``_build``."""
 SLOW_S: Final = 1.0
 """A kernel that takes more CPU is not in the cache: whoever waits is told so. Loading one takes 20 ms."""
+LONG_S: Final = 5.0
+"""So does one that takes longer: on a busy machine the compiler gets little CPU."""
 
 
-def _watch(done: Event, since_s: float) -> None:
+def _watch(done: Event) -> None:
+    """Call those who want to know (``when_compiling``) for as long as a kernel compiles."""
+    number = sum(kernel.ready is not None for kernel in KERNELS) + 1
+    used_s, begun_s = process_time(), monotonic()
     while not done.wait(SLOW_S / 4):
-        if process_time() - since_s > SLOW_S:
-            waiting()
-            return
-
-
-def waiting() -> None:
-    """Tell those who want to know (``_ready.when_compiling``) that kernels are being compiled."""
-    while _ready.when_compiling:
-        _ready.when_compiling.pop()()
+        took_s = monotonic() - begun_s
+        if process_time() - used_s > SLOW_S or took_s > LONG_S:
+            for tell in when_compiling:
+                tell(number, took_s)
 
 
 def kernel(signature: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:

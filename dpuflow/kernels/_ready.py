@@ -116,9 +116,6 @@ LIBRARY = _open()
 PLAIN = bool(os.environ.get("DPUFLOW_PLAIN"))
 """Whether kernels run as plain Python (``_plain``): what decides does so before it imports any."""
 
-when_compiling: list[Callable[[], None]] = []
-"""What to call, each once, when Numba compiles kernels and somebody waits for it."""
-
 beside: dict[str, subprocess.Popen[bytes]] = {}
 """By kernel (``symbol``), the process that compiles it while this one compiles another."""
 
