@@ -6,7 +6,8 @@ RUN := .venv/.ready-run
 ARGS ?=
 MINUTES ?= 5
 PAGES := $(wildcard *.md docs/*.md docs/*/*.md bench/*.md bench/*/*.md) traces/README.md
-JOBS ?= auto
+# One more than processors: some tests wait.
+JOBS ?= $(shell expr $$(nproc) + 1)
 
 CASES ?= $(wildcard $(or $(DPUFLOW_SHARED),../shared)/captures/tcp/* $(or $(DPUFLOW_SHARED),../shared)/captures/roce/*)
 

@@ -82,10 +82,10 @@ def test_what_follows_without_a_pause_is_told_by_its_sizes(tmp_path: Path) -> No
         faults=[late],
     )
     ops = "op: all_reduce, bytes: 159424}, {op: all_reduce, bytes: 318848"
-    captures = write_case(loop(ops, more, iterations=20), tmp_path)
+    captures = write_case(loop(ops, more, iterations=12), tmp_path)
     result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
     found = Counter((str(c.op), str(c.algorithm), c.bytes) for c in result.collectives)
-    assert found == {("all_reduce", "ring", 159_424): 20, ("all_reduce", "ring", 318_848): 20}
+    assert found == {("all_reduce", "ring", 159_424): 12, ("all_reduce", "ring", 318_848): 12}
     assert [row.address for row in result.lateness if row.verdict == "late"] == ["10.0.0.3"]
 
 
