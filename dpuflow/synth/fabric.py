@@ -259,11 +259,14 @@ class Fabric(Receiving):
     def _in_switch(self, flow: Flow, burst: Burst) -> tuple[int, int]:
         """Which packet of a burst is the first that is lost (its count: none), and how many get marks."""
         port, now, rules = flow.dst, self.engine.now, self.rules
-        losses = self._lossy(flow.src, port)
+        losses = rules.losses(flow.src, port)
         lost = burst.packets if losses is None else losses.first_lost(burst.packets)
-        held_ns = max(0.0, port.held_until - now)
-        queued = (port.free_at - now - held_ns) / port.down_ns
         marked = 0
+        if port.free_at > now:
+            held_ns = max(0.0, port.held_until - now)
+            queued = (port.free_at - now - held_ns) / port.down_ns
+        else:
+            held_ns = queued = 0.0
         if queued > 0:
             if queued > rules.queue_bytes:
                 lost = 0
@@ -278,7 +281,7 @@ class Fabric(Receiving):
     def _forward(self, flow: Flow, burst: Burst, marked: int = 0) -> None:
         """The switch hands a burst on, behind what waits for the receiver's port."""
         port, now = flow.dst, self.engine.now
-        begin = max(now, port.free_at)
+        begin = now if now > port.free_at else port.free_at
         # What comes slower than the port takes it keeps the port busy for its bytes alone.
         port.free_at = begin + burst.total_bytes * port.down_ns
         done = max(port.free_at, now + (burst.end - burst.start))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final, NamedTuple
 
+from dpuflow.synth.timing import lognormal
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from random import Random
@@ -64,20 +66,18 @@ class Gpu:
         self, rank: int, node: int, port: Port, engine: Engine, timing: Timing, random: Random
     ) -> None:
         self.rank, self.node, self.port = rank, node, port
-        self.timing, self._random = timing, random
+        self.timing = timing
+        self.handover_ns = lognormal(random, timing.handover_ns, timing.spread)
+        """From a slice in GPU memory to the proxy's noticing."""
         self.memory = Memory(random)
         self.proxy = Proxy(engine, timing, random)
         self._made = 0
         self.slow_grant_ns = 0.0
         self.registers = False  # a buffer for each operation
 
-    def handover_ns(self) -> float:
-        """From a slice in GPU memory to the proxy's noticing."""
-        return self.timing.draw_handover(self._random)
-
     def poll_ns(self) -> float:
         """From a completion to the proxy's noticing."""
-        return self.timing.draw_handover(self._random) * 0.5
+        return self.handover_ns() * 0.5
 
     def content(self) -> int:
         """What a new slice of this GPU's own holds, as a number for its first bytes."""
@@ -86,7 +86,7 @@ class Gpu:
 
     def grant_ns(self) -> float:
         """From a free slot to the proxy's noticing."""
-        return self.timing.draw_handover(self._random) * 0.5 + self.slow_grant_ns
+        return self.handover_ns() * 0.5 + self.slow_grant_ns
 
 
 class Part(NamedTuple):

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from dpuflow.synth.engine import Engine
     from dpuflow.synth.flows import Burst, Flow, Port, Posted, Rules
-    from dpuflow.synth.losses import Losses
     from dpuflow.synth.trace import Trace
 
 NAK_SEQUENCE: Final = 0x60
@@ -48,7 +47,10 @@ class Receiving(ABC):
 
     def _receive(self, flow: Flow, burst: Burst, done: float) -> None:
         """The receiver's NIC has the burst at ``done``: in order, ahead of a hole, or once more."""
-        message, psn, end = burst.message, burst.psn, burst.end_psn
+        message = burst.message
+        psn = message.psn + burst.first
+        end = psn + burst.packets
+        ends = end == message.psn + message.packets
         while flow.expected_psn in flow.skips:
             flow.expected_psn = flow.skips[flow.expected_psn]
         if psn > flow.expected_psn:
@@ -58,7 +60,7 @@ class Receiving(ABC):
                 self._set_aside(flow, psn, done, lambda when: self._receive(flow, burst, when))
             return
         if end <= flow.expected_psn:
-            if burst.ends:
+            if ends:
                 # An atomic's answer is kept and given again; for all else one ACK of everything will do.
                 psn = message.psn if message.atomic else flow.expected_psn - 1
                 kind = ATOMIC_ACK if message.atomic else ACK
@@ -67,7 +69,7 @@ class Receiving(ABC):
         flow.expected_psn = end
         flow.nak_sent = False
         every = self.rules.ack_packets
-        if burst.ends:
+        if ends:
             self._take(flow, message, done)
         elif every and flow.asked is None and end // every > psn // every:
             self._reply(flow, done + self.rules.ack_ns(), end // every * every - 1)
@@ -156,10 +158,10 @@ class Receiving(ABC):
         if draw is None:
             return arrival
         turns = port.turns
-        if not turns:
-            turns.append(draw())
-        while turns[-1] < arrival:
-            turns.append(turns[-1] + draw())
+        latest = turns[-1] if turns else 0.0
+        while latest < arrival or not turns:
+            latest += draw()
+            turns.append(latest)
         turn = turns[bisect_left(turns, arrival)]
         if turn != port.turn:
             port.turn, port.taken = turn, 0
@@ -170,12 +172,9 @@ class Receiving(ABC):
         if due.psn > flow.told_psn:  # else an ACK within a later message has said so
             self._reply(flow, due.at_ns, due.psn, received=due.received)
 
-    def _lossy(self, src: Port, dst: Port) -> Losses | None:
-        return self.rules.losses(src, dst)
-
     def loses(self, src: Port, dst: Port, when: float) -> bool:
         """Whether a single frame sent now, at ``when``, is lost."""
-        losses, down = self._lossy(src, dst), self.rules.down
+        losses, down = self.rules.losses(src, dst), self.rules.down
         lost = losses is not None and losses.first_lost(1) == 0
         return lost or (down is not None and (down(src, when) or down(dst, when)))
 

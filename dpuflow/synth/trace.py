@@ -19,14 +19,16 @@ class Table:
     def __init__(self, columns: tuple[str, ...]) -> None:
         self.columns = columns
         self._cells = array("q")
+        self._rows = 0
 
     def __len__(self) -> int:
-        return len(self._cells) // len(self.columns)
+        return self._rows
 
     def add(self, *row: int) -> int:
         """Add a row; returns its number."""
-        number = len(self)
+        number = self._rows
         self._cells.extend(row)
+        self._rows = number + 1
         return number
 
     def read(self) -> dict[str, NDArray[np.int64]]:

@@ -29,7 +29,7 @@ from dpuflow.synth.served import FrontEnd, Served, build_service, draw_requests,
 from dpuflow.synth.setup import before_the_job
 from dpuflow.synth.sizes import protocols
 from dpuflow.synth.sockets import Socket
-from dpuflow.synth.timing import Timing
+from dpuflow.synth.timing import Timing, lognormal
 from dpuflow.synth.trace import Trace
 from dpuflow.synth.transport import LAYOUTS, Connection, Link, Settings
 
@@ -242,14 +242,14 @@ def _rules(scenario: Scenario, network: Network) -> Rules:
         down=network.down(),
         delay_ns=network.delays(),
         patience_ns=network.patience_ns(),
-        ack_ns=lambda: timing.draw_ack(acks),
+        ack_ns=lognormal(acks, timing.ack_ns, timing.ack_spread),
         ack_packets=machine.ack_packets,
         repeat_share=timing.repeat_share,
         coalesce=machine.ack_coalesce,
         timeout_ns=nccl.timeout_ns,
         queue_bytes=queue_bytes,
-        packet_ns=(lambda: timing.draw_packet(pace)) if timing.packet_ns else None,
-        turn_ns=(lambda: timing.draw_turn(pace)) if timing.turn_ns else None,
+        packet_ns=lognormal(pace, timing.packet_ns, timing.packet_spread) if timing.packet_ns else None,
+        turn_ns=lognormal(pace, timing.turn_ns, timing.turn_spread) if timing.turn_ns else None,
         pause=(queue_bytes / 2, queue_bytes / 4) if cluster.pfc else None,
         marking=Marking(ecn_bytes, 4 * ecn_bytes, 0.1) if ecn_bytes and nccl.ecn else None,
         random=stream(scenario.seed, "marks"),
