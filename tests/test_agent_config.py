@@ -87,6 +87,14 @@ def test_what_is_printed_has_no_secrets(tmp_path: Path, capsys: pytest.CaptureFi
     printed = capsys.readouterr().out
     assert "https://example.com/..." in printed
     assert not any(secret in printed for secret in ("pa55word", "t0ken", "k3y"))
+    assert printed.startswith("# URLs of webhooks may hold secrets")
+    file.write_text(printed)  # as it is, it would post elsewhere
+    assert run(["agent", "--config", str(file), "--check"]) == 1
+    said = "webhooks[0].url: write the rest of the URL in place of '...', which --print-config leaves out"
+    assert said in capsys.readouterr().err
+    file.write_text("webhooks: [{url: 'https://example.com'}]\n")
+    assert run(["agent", "--config", str(file), "--print-config"]) == 0
+    assert "#" not in capsys.readouterr().out
 
 
 def test_the_command_checks_and_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -48,10 +48,17 @@ def _listen(value: str) -> str | None:
     return _address(host.strip("[]"))
 
 
+HIDDEN: Final = "/..."
+"""In place of what may be secret in a URL."""
+_FILL_IN: Final = "# URLs of webhooks may hold secrets: write the rest of them in place of '...'.\n"
+
+
 def _url(value: str) -> str | None:
     parts = urllib.parse.urlsplit(value)
     if parts.scheme not in ("http", "https") or not parts.hostname:
         return "is not an http:// or https:// URL"
+    if value.endswith(HIDDEN):
+        return "write the rest of the URL in place of '...', which --print-config leaves out"
     return None
 
 
@@ -332,9 +339,9 @@ def as_yaml(config: Config, shown: bool = False) -> str:
     """The effective configuration, in the form that it is read in; ``shown``: as ``public`` says it."""
     import yaml
 
-    return yaml.safe_dump(
-        public(config) if shown else _plain(config), sort_keys=False, default_flow_style=False
-    )
+    plain = public(config) if shown else _plain(config)
+    hidden = shown and any(hook["url"].endswith(HIDDEN) for hook in plain["webhooks"])
+    return _FILL_IN * hidden + yaml.safe_dump(plain, sort_keys=False, default_flow_style=False)
 
 
 def public(config: Config) -> dict[str, Any]:
@@ -347,7 +354,7 @@ def public(config: Config) -> dict[str, Any]:
         parts = urllib.parse.urlsplit(hook["url"])
         host = parts.netloc.rpartition("@")[2]
         hook["url"] = (
-            f"{parts.scheme}://{host}/..."
+            f"{parts.scheme}://{host}{HIDDEN}"
             if parts.path.strip("/") or parts.query
             else f"{parts.scheme}://{host}"
         )

@@ -49,7 +49,9 @@ capture needs; dpuflow doctor checks that."""
     metavar="ADDRESS:PORT",
     help="Answer probes there, whatever the configuration's api.health says.",
 )
-@click.option("--print-config", is_flag=True, help="Print the effective configuration and exit.")
+@click.option(
+    "--print-config", is_flag=True, help="Print the effective configuration, without secrets, and exit."
+)
 def agent(path: str | None, check: bool, user: str | None, health: str | None, print_config: bool) -> None:
     """Watch a node's traffic for weeks: collectives, lateness and findings as they happen.
 
