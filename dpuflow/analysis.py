@@ -143,14 +143,14 @@ def analyze_tables(
     from dpuflow.identity.endpoints import endpoint_nodes
     from dpuflow.islands.analyse import read_islands
     from dpuflow.islands.merge import merged
-    from dpuflow.join import count_once, join, left_out, set_aside_samples
+    from dpuflow.join import count_once, join, left_out, one_way, set_aside_samples
 
     tell = _stages(progress)
     tell("joining")
     captures, doubled = count_once(captures)
     captures, sampled = set_aside_samples(captures)
     joined = join(captures, clock=clock)
-    joined.limits += [*doubled, *sampled, *left_out(captures)]
+    joined.limits += [*one_way(captures), *doubled, *sampled, *left_out(captures)]
     if release:
         for tables in captures:
             tables.messages = cited(tables.messages)

@@ -241,7 +241,7 @@ def test_losses_and_comments(tmp_path: Path) -> None:
         (b"BZh91AY", "bzip2"),
         (b"\xfd7zXZ\0\0", "xz"),
         (b"GMBU\0\0\0\0", "Network Monitor"),
-        (b"hello, world", "neither pcap nor pcapng"),
+        (b"hello, world", 'neither pcap nor pcapng .it starts with "hello, w".'),
         (b"abc", "neither pcap nor pcapng"),
     ],
 )

@@ -263,14 +263,14 @@ def test_doctor_on_a_card_whose_eswitch_ovs_owns(tmp_path: Path, monkeypatch: py
             mlxconfig="        INTERNAL_CPU_MODEL        EMBEDDED_CPU(1)",
         )
     )
-    assert list(said) == ["card", "mode", "switchdev", "eswitch", "doca", "tc", "ovs", "mirrors", "way"]
+    assert list(said) == ["card", "mode", "switchdev", "eswitch", "doca", "tc", "ovs", "mirrors", "use"]
     assert said["card"] == (True, "BlueField-3, 0000:03:00.0, on its Arm cores")
     assert said["mode"] == (True, "DPU mode")
     assert said["switchdev"][0]
     assert said["eswitch"] == (False, "OVS-DOCA owns it: use mirror ovs, not --backend doca")
     assert not said["doca"][0]
     assert "build it with `make doca`" in said["doca"][1]
-    assert said["way"][1].startswith("dpuflow mirror ovs")
+    assert said["use"][1].startswith("dpuflow mirror ovs")
 
 
 def test_doctor_on_a_card_in_nic_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -302,7 +302,7 @@ def test_doctor_where_all_is_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
     assert "('doca', True, 'adapter of DOCA 2.7.85: mirror, by DPDK; DOCA sees 2 devices')" in done.stdout
     assert "('tc', True, 'works: u32; this kernel lacks flower, sample')" in done.stdout
-    assert "('way', True, 'dpuflow capture --backend doca')" in done.stdout
+    assert "('use', True, 'dpuflow capture --backend doca')" in done.stdout
     (folder / "etc/kubelet.d").mkdir()
     (folder / "etc/kubelet.d/doca_hbn.yaml").touch()
     assert told(folder)["eswitch"] == (False, "HBN owns it (doca_hbn.yaml): use HBN's own mirroring")

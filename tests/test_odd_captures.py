@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gzip
 import shutil
+import socket
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -84,3 +86,32 @@ def test_a_piece_of_a_capture_beside_the_whole_changes_no_verdict(tmp_path: Path
     assert [(row.address, row.verdict, row.late_share) for row in beside.lateness] == [
         (row.address, row.verdict, row.late_share) for row in without.lateness
     ]
+
+
+def rewritten(source: Path, target: Path, wanted: Callable[[bytes], bytes | None]) -> str:
+    """A capture's packets as ``wanted`` gives them; None leaves one out."""
+    raw = gzip.decompress(source.read_bytes())
+    made, at = [raw[:24]], 24
+    while at < len(raw):
+        (kept,) = struct.unpack_from("<I", raw, at + 8)
+        if (frame := wanted(raw[at + 16 : at + 16 + kept])) is not None:
+            made.append(raw[at : at + 16] + frame)
+        at += 16 + kept
+    target.write_bytes(b"".join(made))
+    return str(target)
+
+
+def test_a_capture_of_other_traffic_alone_asks_for_the_interface(tmp_path: Path) -> None:
+    """TCP made UDP: what a newcomer captures at the wrong interface."""
+    udp = rewritten(Path(NODES[0]), tmp_path / "dns.pcap", lambda f: f[:23] + b"\x11" + f[24:])
+    said = CliRunner().invoke(command, ["analyze", udp]).output
+    assert "none is RoCE or TCP. Is it the interface of the job?" in said.splitlines()[0]
+
+
+def test_a_capture_of_one_direction_says_so(tmp_path: Path) -> None:
+    mine = socket.inet_aton(dpuflow.analyze(NODES[0]).endpoints[0].address)
+    file = rewritten(Path(NODES[0]), tmp_path / "sent.pcap", lambda f: f if f[26:30] == mine else None)
+    said = [each for each in dpuflow.analyze(file).limits if "only one direction" in each]
+    assert len(said) == 1
+    assert said[0].startswith("sent: only one direction of the traffic was captured")
+    assert not any("only one direction" in each for each in dpuflow.analyze(NODES[0]).limits)

@@ -111,7 +111,11 @@ def open_file(name: str) -> CaptureFile:
             raise FormatError(name, f"this is {kind}, which is not supported; convert it to pcap or pcapng")
     if b'"dpuflow.analysis/' in bytes(head[:4096]):
         raise FormatError(name, "this is a result of dpuflow, not a capture: use `dpuflow report`")
-    raise FormatError(name, f"neither pcap nor pcapng (it starts with {start[:4].hex(' ')})")
+    begins = bytes(start[:8])
+    shown = (
+        f'"{begins.decode()}"' if begins.isascii() and begins.decode().isprintable() else begins[:4].hex(" ")
+    )
+    raise FormatError(name, f"neither pcap nor pcapng (it starts with {shown})")
 
 
 def _open_bytes(name: str) -> ByteSource:

@@ -100,7 +100,7 @@ def _kernel() -> Check:
     numbers = [int("".join(c for c in part if c.isdigit()) or 0) for part in release.split(".")[:2]]
     old = tuple(numbers) < (5, 8)
     btf = "with" if os.path.exists("/sys/kernel/btf/vmlinux") else "without"
-    text = f"Linux {release}, {os.uname().machine}, {btf} BTF, which dpuflow does not need"
+    text = f"Linux {release}, {os.uname().machine}, {btf} BTF (not needed)"
     return Check(
         "kernel", not old, text + ("; eBPF capture needs 5.8 or later: use --backend afpacket" if old else "")
     )

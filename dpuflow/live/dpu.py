@@ -72,7 +72,7 @@ def examine(isolated: Callable[[Callable[[], str]], str], root: Path = Path("/")
     left = len(noted) + len({step.undo[4] for step in found if step.undo not in known})
     told = f"{left} left behind by killed processes: dpuflow doctor --clean undoes them"
     machine.say("mirrors", not left, told if left else "none left behind")
-    machine.say("way", True, _way(bool(cards), doca, ovs, filters))
+    machine.say("use", True, _way(bool(cards), doca, ovs, filters))
     return machine.lines
 
 

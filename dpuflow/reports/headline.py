@@ -73,6 +73,11 @@ def of_nobody(result: Analysis, names: Names) -> tuple[str, str]:
             ), "warn"
         if result.captures and not any(capture.packets for capture in result.captures):
             return "NO VERDICT: no packet was captured. Is it the interface of the job?", "warn"
+        seen = sum(capture.packets for capture in result.captures)
+        if seen and sum(sum(capture.skipped.values()) for capture in result.captures) >= seen:
+            return (
+                f"NO VERDICT: of {count(seen, 'packet')} none is RoCE or TCP. Is it the interface of the job?"
+            ), "warn"
         if result.collectives:
             text = "NO VERDICT: transfers but no collectives were found, so nobody can be called late."
         else:

@@ -1,0 +1,29 @@
+"""Captures of one direction alone, as mirrors of a port's ingress and filters make them: a sentence each."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from dpuflow.schema.tables import CaptureTables
+
+LEAST: Final = 20
+"""Packets: a handful may be the end of what was said before."""
+
+
+def one_way(captures: Sequence[CaptureTables]) -> list[str]:
+    """What is wrong with captures in which nobody is answered."""
+    return [
+        f"{tables.info.vantage}: only one direction of the traffic was captured, so most entry times are"
+        " unknown. Capture both: of a mirrored switch port ingress and egress; else look at the filter."
+        for tables in captures
+        if _is_one_way(tables)
+    ]
+
+
+def _is_one_way(tables: CaptureTables) -> bool:
+    flows = tables.flows[tables.flows["packets"] > 0]
+    ways = set(zip(flows["src"].tolist(), flows["dst"].tolist(), strict=True))
+    return int(flows["packets"].sum()) >= LEAST and not any((dst, src) in ways for src, dst in ways)
