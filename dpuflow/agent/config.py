@@ -157,13 +157,13 @@ class Limits:
     )
 
 
-OWN_BYTES: Final = 104 << 20
+OWN_BYTES: Final = 96 << 20
 """What the agent takes before it holds anything: interpreter, NumPy, kernels, API, an analysis of little."""
 
 
 def base_bytes(buffer: int) -> int:
-    """Resident memory before anything is held; half of the ring is mapped twice, and counted so."""
-    return OWN_BYTES + 3 * buffer // 2
+    """Resident memory before anything is held."""
+    return OWN_BYTES + buffer
 
 
 @dataclass(frozen=True)

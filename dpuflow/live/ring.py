@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 ALL: Final = (1 << 63) - 1  # as a limit: everything
 _MIN_CELL: Final = 1 << 14
+_LONGEST: Final = 2 * schema_ring.MAX_SNAPLEN  # a packet and what stands before it
 
 
 class Ring:
@@ -44,9 +45,14 @@ class Ring:
         cells = _cpus() if cell_size else 0
         self.cells_fd = libbpf.create_cells(max(cells, 1), self._stride if cells else 8)
         page = mmap.PAGESIZE
+        # The kernel has the ring's pages a second time behind its end, so that no record is broken: more of
+        # them than the longest record needs would count as memory that is used (32 MiB of 64).
+        again = min(size, _LONGEST)
         try:
             self._consumer = mmap.mmap(self.fd, page, mmap.MAP_SHARED, mmap.PROT_READ | mmap.PROT_WRITE)
-            self._producer = mmap.mmap(self.fd, page + 2 * size, mmap.MAP_SHARED, mmap.PROT_READ, offset=page)
+            self._producer = mmap.mmap(
+                self.fd, page + size + again, mmap.MAP_SHARED, mmap.PROT_READ, offset=page
+            )
             self._cells = mmap.mmap(self.cells_fd, -(-max(cells * self._stride, 1) // page) * page)
         except OSError as error:
             raise DpuflowError(f"cannot map the ring ({error.strerror}): use a smaller --buffer") from None

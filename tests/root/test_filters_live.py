@@ -15,6 +15,7 @@ from network import Pair
 from readings_live import counters_of, packets_of
 from send import frames
 
+from dpuflow.agent.usage import memory
 from dpuflow.kernels import packets as kernel
 from dpuflow.kernels import ring as ring_kernel
 from dpuflow.live import libbpf
@@ -179,6 +180,29 @@ def test_packets_of_every_length_are_kept_byte_for_byte(
         assert wire == length
         assert out[28 : 28 + captured].tobytes() == frame[: snaplen or length], length
         assert end == ring_kernel.BLOCK_BYTES + (captured + 3 & ~3)
+    loaded.close()
+    ring.close()
+
+
+def test_the_kernels_ring_is_read_past_its_end_and_mapped_once(programs: None) -> None:
+    """Its second mapping was counted as memory that is used, whole: as much again as the ring."""
+    size = 1 << 21
+    options = LiveOptions(("lo",), snaplen=0, protocols=("any",))
+    before = memory().resident
+    ring = Ring(size)
+    assert memory().resident - before < 1.5 * size
+    settings = options.settings(0, 0)
+    ring.set(settings)
+    loaded = libbpf.Loaded(object_path(), ("dpuflow_in",), settings, ring.maps())
+    tally = np.zeros(ring_kernel.D_SIZE, np.int64)
+    tally[ring_kernel.D_LEFT] = 1 << 60
+    out = np.zeros(1 << 19, np.uint8)
+    head, rest = bytes(12) + b"\x08\x00\x45" + bytes(8) + b"\x11", bytes(k * 7 % 251 for k in range(1600))
+    for number in range(2000):  # of 4 KiB each in the ring
+        frame = head + rest[: 1100 + number % 400]
+        assert run_program(loaded.fds["dpuflow_in"], frame)
+        assert ring.drain(out, 0, tally) > 0
+        assert out[28 : 28 + len(frame)].tobytes() == frame, number
     loaded.close()
     ring.close()
 
