@@ -72,6 +72,10 @@ def test_it_may_do_nothing_and_follows_the_board(board: Board) -> None:
         assert asked(9488, "/healthz")["status"] == "ok"
         assert outside.cpu_s() > 0
         assert memory().own > 0
+        asked(9487, "/api/v1/lateness")
+        asked(9487, "/api/v1/groups")
+        # What it does not need is not loaded: it was 8 MiB of 33, which count as the agent's.
+        assert "numpy" not in Path(f"/proc/{outside.pid}/maps").read_text()
     finally:
         outside.close()
     assert outside.pid is None

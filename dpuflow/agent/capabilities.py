@@ -11,7 +11,6 @@ import os
 import pwd
 from typing import TYPE_CHECKING, Final
 
-from dpuflow.agent.folder import hand_over
 from dpuflow.errors import DpuflowError, OptionError
 
 if TYPE_CHECKING:
@@ -54,6 +53,8 @@ def become(user: str | None = None, folders: Sequence[str] = ()) -> str | None:
     begin. Raises OptionError for a user that there is not and a folder that is not for a history,
     DpuflowError where it fails half-way.
     """
+    from dpuflow.agent.folder import hand_over  # late: it takes NumPy along, which the API needs not
+
     entry = next_account(user)
     if entry is None:
         return None

@@ -14,8 +14,7 @@ import msgspec
 
 from dpuflow.agent.board import Health
 from dpuflow.agent.tally import group_name
-from dpuflow.findings.evidence import SHOWN
-from dpuflow.results import Collective, Endpoint, Finding, Pipeline, Steps, Told, Transfer, WhatIf
+from dpuflow.results import SHOWN, Collective, Endpoint, Finding, Pipeline, Steps, Told, Transfer, WhatIf
 from dpuflow.results.figures import NetworkCost
 from dpuflow.results.tokens import Algorithm, Cause, OpToken, Steadiness, Unjudged, Verdict
 from dpuflow.schema.rows import ANALYSIS_ID

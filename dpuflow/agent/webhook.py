@@ -21,7 +21,6 @@ import urllib.parse
 from collections import deque
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-import urllib3
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 
 from dpuflow import __version__
@@ -34,6 +33,7 @@ from dpuflow.errors import OptionError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
+    import urllib3
     from prometheus_client.metrics_core import Metric as Family
 
     from dpuflow.agent.board import Board, FindingState
@@ -229,6 +229,8 @@ class Receiver:
 
     def _deliver(self, head: _Queued) -> str:
         """Post until it is taken, refused, or ``give_up`` is over."""
+        import urllib3
+
         end = time.monotonic() + self.settings.give_up
         retry = urllib3.Retry(
             total=None,
@@ -260,6 +262,8 @@ class Receiver:
             self._counts["retries"] += 1
 
     def _post(self, head: _Queued) -> urllib3.BaseHTTPResponse:
+        import urllib3
+
         return self._pool.request(
             "POST",
             self.settings.url,
@@ -304,6 +308,8 @@ def sign(secret: bytes, number: str, stamp: str, body: bytes) -> str:
 
 
 def _make_pool(settings: Settings) -> urllib3.PoolManager:
+    import urllib3  # late: most agents have no webhooks, and 2 MiB less without
+
     if settings.ca_file is None:
         return urllib3.PoolManager(num_pools=1, maxsize=1, cert_reqs="CERT_REQUIRED")
     read_certificates(settings.ca_file, "webhooks: ca_file")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.identity.endpoints import address_text
+from dpuflow.results import SHOWN as SHOWN
 from dpuflow.results import Evidence
 from dpuflow.schema.rows import Transport
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import CaptureTables, Joined
 
     Ints = NDArray[np.int64]
-
-SHOWN = 3
-"""Messages that a finding shows as evidence."""
 
 
 def message_evidence(

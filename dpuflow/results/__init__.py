@@ -42,6 +42,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+SHOWN = 3
+"""Messages that a finding shows as evidence."""
+
 
 @dataclass(slots=True)
 class Endpoint:

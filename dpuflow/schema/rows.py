@@ -11,9 +11,8 @@ from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 if TYPE_CHECKING:
+    import numpy as np
     from numpy.typing import DTypeLike, NDArray
 
 SCHEMA_ID: Final = "dpuflow.records/1"
@@ -44,14 +43,20 @@ class Record:
     @cached_property
     def dtype(self) -> np.dtype[np.void]:
         """The row as a structured dtype in natural alignment."""
+        import numpy as np  # late: the agent's API takes names from here, and 8 MiB less without
+
         return np.dtype([(f.name, f.type) for f in self.fields], align=True)
 
     def zeros(self, rows: int) -> NDArray[np.void]:
         """``rows`` rows, all zero."""
+        import numpy as np
+
         return np.zeros(rows, self.dtype)
 
     def columns(self, rows: int) -> dict[str, NDArray[np.generic]]:
         """Separate arrays of ``rows`` elements, one a field."""
+        import numpy as np
+
         return {f.name: np.zeros(rows, f.type) for f in self.fields}
 
     def check(self, array: NDArray[np.void]) -> None:
