@@ -29,13 +29,13 @@ def set_offload(space: str, device: str, on: bool) -> None:
             fcntl.ioctl(control, SIOCETHTOOL, struct.pack("16sP", device.encode(), ctypes.addressof(place)))
 
 
-def transfer(pair: Pair) -> None:
+def transfer(pair: Pair, address: str = "10.77.0.2") -> None:
     """``SENT`` bytes from west to east over TCP."""
-    pair.give_addresses()
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
     with inside(pair.b):
-        listening = socket.create_server(("10.77.0.2", 5000))
+        listening = socket.create_server((address, 5000), family=family)
     with inside(pair.a):
-        sending = socket.create_connection(("10.77.0.2", 5000))
+        sending = socket.create_connection((address, 5000))
     taking, _ = listening.accept()
 
     def take() -> None:
@@ -58,6 +58,7 @@ def test_every_byte_is_told_once(pair: Pair, tmp_path: Path, hook: str, mtu: int
     for space, device in ((pair.a, "west"), (pair.b, "east")):
         run("ip", "-n", space, "link", "set", device, "mtu", str(mtu))
         set_offload(space, device, offload)
+    pair.give_addresses()
     file = tmp_path / "x.pcapng"
     options = ("--hook", hook, "--protocol", "any", "--buffer", "64Mi")
     with pair.capturing(pair.b, "-i", "east", "-w", str(file), *options) as capture:
@@ -69,3 +70,27 @@ def test_every_byte_is_told_once(pair: Pair, tmp_path: Path, hook: str, mtu: int
     assert longest > mtu + 14 if offload else longest <= mtu + 14
     messages = ingest([str(file)]).messages
     assert int(messages["bytes"].sum()) == SENT
+
+
+BIG = 185_000
+
+
+def test_packets_beyond_64_kib_are_told_as_long_as_they_are(pair: Pair, tmp_path: Path) -> None:
+    """BIG TCP: their length does not fit into the IP header, which says 0."""
+    for space, device, address in ((pair.a, "west", "fd77::1"), (pair.b, "east", "fd77::2")):
+        big = ("gso_max_size", str(BIG), "gro_max_size", str(BIG))
+        if pair.call(space, "ip", "link", "set", device, *big).returncode:
+            pytest.skip("this kernel, or this ip command, knows nothing of BIG TCP")
+        set_offload(space, device, True)
+        run("ip", "netns", "exec", space, "sh", "-c", "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6")
+        run("ip", "-n", space, "addr", "add", f"{address}/64", "dev", device, "nodad")
+    file = tmp_path / "x.pcapng"
+    with pair.capturing(pair.b, "-i", "east", "-w", str(file), "--protocol", "any") as capture:
+        transfer(pair, "fd77::2")
+    assert capture.status == 0
+    packets = packets_of(file)
+    assert 1 << 16 < max(packet.wire_len for packet in packets) <= BIG + 14
+    tables = ingest([str(file)])
+    assert int(tables.messages["bytes"].sum()) == SENT
+    assert tables.info.skipped.get("malformed_ip", 0) == 0
+    assert tables.info.lost_packets == 0
