@@ -78,6 +78,7 @@ def analyze_marked(
     ``messages``: the result has all messages as well.
     """
     from dpuflow.identity.rankmap import read_hosts
+    from dpuflow.messages.stamps import near
     from dpuflow.schema.tables import Vantage
     from dpuflow.vantages import vantages_of
 
@@ -94,6 +95,7 @@ def analyze_marked(
     else:
         captures = read_captures(chosen, threads or os.cpu_count() or 1, progress)
     for tables in captures:
+        assert near(tables)  # whoever read it: no stage looks again
         tables.info.named = chosen[tables.info.id].named
     _refuse_other_links([tables.info for tables in captures])
     worked = analyze_tables(

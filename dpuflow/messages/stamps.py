@@ -59,6 +59,15 @@ def set_aside(tables: CaptureTables, saved: bool = False) -> CaptureTables:
     return tables
 
 
+def near(tables: CaptureTables) -> bool:
+    """Whether messages' times are what ``set_aside`` leaves: all stages subtract them and rely on it."""
+    rows = tables.messages
+    if not len(rows):
+        return True
+    times = [int(edge) for name in ("first_ns", "last_ns") for edge in (rows[name].min(), rows[name].max())]
+    return min(times) >= LEAST_NS and max(times) <= MOST_NS and max(times) - min(times) <= 2 * YEAR_NS
+
+
 def restamp(messages: Rows, flows: Rows, wrong: Sequence[tuple[int, int, int]]) -> None:
     """Right the times of what packets with wrong stamps began, ended and acknowledged.
 
