@@ -1,8 +1,8 @@
 """One rank of a Gloo job: gloo_job.py LIBRARY RANK ADDRESS STORE LATE_RANK LATE_MS STEPS BYTES.
 
 STEPS all_reduce operations by the ring algorithm between two ranks, 20 ms of work before each, LATE_MS
-more in the late rank; stderr says when each was entered. LIBRARY is xoscar's binding of Gloo, by its path, as
-importing the package would need far more. Tags count up, as torch.distributed's do.
+more in the late rank; stderr says in the end when each was entered. LIBRARY is xoscar's binding of Gloo, by
+its path, as importing the package would need far more. Tags count up, as torch.distributed's do.
 """
 
 from __future__ import annotations
@@ -26,14 +26,17 @@ def main() -> None:
     device = gloo.transport.tcp.CreateDevice(gloo.transport.tcp.attr(address))
     context.connectFullMesh(gloo.rendezvous.PrefixStore("job", gloo.rendezvous.FileStore(store)), device)
     mine, result = np.ones(size // 4, np.float32), np.zeros(size // 4, np.float32)
+    entered = []
     for step in range(steps):
         time.sleep(0.02 + (late_ms / 1000 if rank == late_rank else 0))
-        sys.stderr.write(f"enter {rank} {step} {time.time_ns()}\n")
+        entered.append(time.time_ns())
         gloo.allreduce(
             context, mine.ctypes.data, result.ctypes.data, mine.size, gloo.glooFloat32, gloo.ReduceOp.SUM,
             gloo.AllreduceAlgorithm.RING, step,
         )  # fmt: skip
         assert (result == 2).all()
+    for step, at in enumerate(entered):
+        sys.stderr.write(f"enter {rank} {step} {at}\n")
 
 
 if __name__ == "__main__":

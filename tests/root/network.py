@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -93,9 +94,16 @@ class Pair:
             assert process.stderr is not None
             while b"listening" not in process.stderr.readline():
                 assert process.poll() is None
-            time.sleep(0.3)
             yield
-            time.sleep(1.2)  # its ring's blocks are handed over once a second
+            # Its ring's blocks are handed over once a second, and on a busy machine read later still.
+            written = received = 0
+            end = time.monotonic() + 120
+            while not received or written < received:
+                assert time.monotonic() < end, f"tcpdump has taken {written} of {received} packets"
+                time.sleep(0.2)
+                process.send_signal(signal.SIGUSR1)
+                said = process.stderr.readline().decode()
+                written, received = map(int, re.findall(r"(\d+) packets? (?:captured|received)", said))
         finally:
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=120)
@@ -104,7 +112,17 @@ class Pair:
         """Replay captures' packets at their full length; how many were sent."""
         done = self.call(space, sys.executable, str(HERE / "send.py"), device, str(rate), *map(str, files))
         assert done.returncode == 0, done.stderr
+        until_passed_on()
         return int(done.stdout)
+
+
+def until_passed_on() -> None:
+    """Wait until no CPU has packets that were sent and not yet received (/proc/net/softnet_stat)."""
+    for _ in range(500):
+        lines = Path("/proc/net/softnet_stat").read_text().splitlines()
+        if not any(int(line.split()[11], 16) for line in lines):
+            return
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -132,6 +150,7 @@ class Capture:
         """Stop it, once what was sent has arrived; the exit status."""
         if self.status is None:
             time.sleep(settle_s)
+            until_passed_on()
             if self.process.poll() is None:
                 self.process.send_signal(how)
             _, said = self.process.communicate(timeout=120)

@@ -70,10 +70,10 @@ class Agent:
         return self.events("status")[-1]
 
     def settled(self) -> None:
-        """Wait until nothing has been published for some seconds."""
+        """Wait until nothing has been published for longer than analyses may be apart."""
         before = -1
         while before != (before := self.status()["collectives"]):
-            time.sleep(4)
+            time.sleep(6)
 
     def end(self, how: int = signal.SIGTERM) -> int:
         if self.process.poll() is None:
@@ -257,11 +257,13 @@ def test_a_flood_costs_detail_and_detail_comes_back(pair: Pair, nccl: list[Path]
         before_s, start_s = cpu_of(agent), time.monotonic()
         for _ in range(20):  # a busy machine may send slowly
             pair.send(pair.a, "west", *nccl * 12)
-            if any(SAMPLED in event["text"] for event in agent.events("degraded")):
+            sampled = any(SAMPLED in event["text"] for event in agent.events("degraded"))
+            if sampled and agent.status()["losses"]["ring_full"]:
                 break
         used = (cpu_of(agent) - before_s) / (time.monotonic() - start_s)
         print(f"{used:.1%} of a core used in the flood, 5 % allowed")
-        agent.wait(lambda: agent.events("restored"))
+        agent.wait(lambda: agent.status()["degraded"] is None)  # it may have come back between floods, too
+        assert agent.events("restored")
         assert "messages only" in agent.events("degraded")[0]["text"]
         assert any(SAMPLED in event["text"] for event in agent.events("degraded")[1:])
         status = agent.status()
@@ -322,7 +324,7 @@ clock.read_clocks, time.time_ns = read_clocks, lambda: plain() + ahead()
 def test_a_clock_that_is_set_while_it_runs(pair: Pair, nccl: list[Path], tmp_path: Path, mode: str) -> None:
     """An hour on, later two hours back: no packet is lost, no analysis fails, nothing is published twice."""
     (tmp_path / "sitecustomize.py").write_text(SETTABLE)
-    ahead = tmp_path / "ahead"
+    ahead, new = tmp_path / "ahead", tmp_path / "new"
     ahead.write_text("0")
     project = str(Path(__file__).resolve().parents[2])
     environment = {"AHEAD": str(ahead), "PYTHONPATH": f"{tmp_path}:{project}"}
@@ -330,7 +332,8 @@ def test_a_clock_that_is_set_while_it_runs(pair: Pair, nccl: list[Path], tmp_pat
     with running(pair, tmp_path, config, **environment) as agent:
         sent, found, draw = 0, list[int](), random.Random(1)
         for hours in (0, 1, -1):
-            ahead.write_text(str(hours * 3600 * 10**9))
+            new.write_text(str(hours * 3600 * 10**9))
+            new.replace(ahead)  # at once: it is read all the time
             agent.status()
             again = tmp_path / "again.pcap"
             again.write_bytes(renamed(nccl[0], draw))  # other peers: what comes twice is a repetition
@@ -359,7 +362,7 @@ def test_ten_thousand_interfaces(pair: Pair, nccl: list[Path], tmp_path: Path) -
     assert len(listed.stdout.splitlines()) > 10_000
     with running(pair, tmp_path, "capture: {interfaces: auto}\n") as agent:
         sent = pair.send(pair.a, "west", *nccl, rate=20000)
-        agent.wait(lambda: agent.status()["losses"].get("seen", 0) >= sent, 60)
+        agent.wait(lambda: agent.status()["losses"].get("seen", 0) >= sent)
         assert agent.status()["interfaces"] == {"east": True}
         time.sleep(5)
         before_s, at_s = cpu_of(agent), time.monotonic()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import http.client
 import json
@@ -131,15 +132,27 @@ def prometheus(pair: Pair, folder: Path, token: Path) -> Iterator[Callable[[str]
 def ready(pair: Pair) -> bool:
     try:
         return bool(ask(pair, "/readyz", "")["http"] == 200)
-    except ConnectionError:
+    except OSError:
         return False
 
 
 def settled(pair: Pair) -> bool:
-    """Whether nothing was published for two seconds."""
+    """Whether nothing was published for longer than analyses may be apart."""
     before = ask(pair, "/api/v1/health", TOKENS[0])["collectives"]
-    time.sleep(2)
+    time.sleep(6)
     return bool(ask(pair, "/api/v1/health", TOKENS[0])["collectives"] == before)
+
+
+def lateness_of(
+    address: str, page: dict[str, Any], entered: dict[int, list[int]]
+) -> Iterator[tuple[int, int]]:
+    """Of each collective of the page where its lateness is known: the step of the job, and the lateness."""
+    began = [min(both) for both in zip(entered[0], entered[1], strict=True)]
+    for collective in page["collectives"]:
+        for rank in collective["ranks"]:
+            known = rank["lateness_ns"] is not None and rank["bound"] in ("exact", "at_least")
+            if known and page["endpoints"][rank["endpoint"]]["address"] == address:
+                yield bisect.bisect(began, collective["end_ns"]) - 1, rank["lateness_ns"]
 
 
 def of_the_late_rank(receiver: Receiver, since_ns: int) -> tuple[int, dict[str, Any]] | None:
@@ -185,10 +198,12 @@ def test_a_rank_that_turns_late_is_told_by_all_outlets(
         address = [each["address"] for each in lateness["endpoints"]]
         verdicts = {address[each["endpoint"]]: each["verdict"] for each in lateness["lateness"]}
         assert verdicts["10.77.0.2"] in ("late", "intermittent")
-        count = 0
+        count, late_by = 0, dict[int, int]()
         page = ask(pair, "/api/v1/collectives?since_ns=0&limit=100", TOKENS[0])
         while page["collectives"]:
             count += len(page["collectives"])
+            for step, late_ns in lateness_of("10.77.0.2", page, entered):
+                late_by[step] = max(late_by.get(step, 0), late_ns)
             page = ask(pair, f"/api/v1/collectives?after={page['next']}&limit=100", TOKENS[0])
         print(f"collectives by the API: {count} of {STEPS}")
         # How many collectives the messages are read as is the analysis' matter (a part of a job of two ranks
@@ -206,8 +221,12 @@ def test_a_rank_that_turns_late_is_told_by_all_outlets(
         logged_s = sum(max(each, 0) for each in waited_ns) / 1e9
         print(f"rank-seconds waited: {wait_s:.2f}, by the ranks' own logs {logged_s:.2f}")
         # A busy machine holds a rank up between its line of log and its first packet: that moves the sum by
-        # what the worst steps were held up, the median by what half of them were.
-        assert told["median_ns"] == pytest.approx(statistics.median(waited_ns), rel=0.2)
+        # what the worst steps were held up, the median by what half of them were. Where a step is read as two
+        # exchanges, the rank is late in the first alone, and the median over all is that of both.
+        assert len(late_by) >= STEPS - 2
+        assert statistics.median(late_by.values()) == pytest.approx(statistics.median(waited_ns), rel=0.2)
+        if count == STEPS:
+            assert told["median_ns"] == pytest.approx(statistics.median(waited_ns), rel=0.2)
         assert wait_s == pytest.approx(logged_s, rel=0.5)  # neither left out nor counted twice
 
         if evaluate is not None:

@@ -28,7 +28,7 @@ def dpuflow(
 ) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [*(before or []), sys.executable, "-m", "dpuflow", *arguments],
-        env=ENVIRONMENT | more, capture_output=True, text=True, timeout=60,
+        env=ENVIRONMENT | more, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
 
 
@@ -94,7 +94,11 @@ def test_without_btf_all_goes_on(programs: None, tmp_path: Path) -> None:
 def test_the_nics_stamps_without_btf_are_one_sentence(programs: None) -> None:
     """The one object that asks the kernel's type information for a function."""
     done = subprocess.run(
-        [*HIDDEN, sys.executable, "-c", HARDWARE], env=ENVIRONMENT, capture_output=True, text=True, timeout=60
+        [*HIDDEN, sys.executable, "-c", HARDWARE],
+        env=ENVIRONMENT,
+        capture_output=True,
+        text=True,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("\n") == 1
