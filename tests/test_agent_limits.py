@@ -312,6 +312,19 @@ def test_what_arrived_while_an_order_was_not_yet_obeyed_is_not_held_against_it()
     assert seconds(governor, BUSY, 1) == [("messages", 1.75)]
 
 
+def test_messages_whose_packets_are_not_yet_counted_are_not_many() -> None:
+    """Live, on a busy machine: 246 messages held, and 1 of 22 pairs kept, as memory had room for 126,165."""
+    governor = Governor(SETTINGS, "packets", 0, 10.0, True, BASE)
+    early = replace(
+        CALM, cpu=0.01, capture_cpu=0.002, analysis_cpu=0.0, arrived=15_909, taken=0, held_most=246
+    )
+    assert _detail(governor.look(early, 1.0)) == ("packets", 0)
+    few = replace(early, taken=900, held_least=246, held_most=6_246)
+    assert _detail(governor.look(few, 1.0)) == ("packets", 0)
+    counted = replace(CALM, taken=30_918, arrived=0, held_least=6_246, held_most=6_246)
+    assert _detail(governor.look(counted, 1.0)) == ("packets", 0)
+
+
 def test_what_the_rest_takes_for_a_second_costs_no_detail() -> None:
     """A file of the history written in the second after more was taken in: half of it was left out again."""
     governor = Governor(SETTINGS, "messages", 1, 10.0, folds=True, base=BASE)

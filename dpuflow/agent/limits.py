@@ -110,6 +110,7 @@ class Governor:
         self._costly_s = self._analysis_s = 0.0
         self._message_s = 0.0  # CPU seconds that analysing a message took last
         self._came = self._taken = 0.0  # messages, and the packets that they were of, of late
+        self._new = 0  # messages whose packets have not been counted yet
         self._looks: deque[tuple[float, Use]] = deque()
         self._overdrawn = False
         self._why = ""
@@ -152,9 +153,11 @@ class Governor:
         """Take in what was used during the last ``seconds``, and say what to do."""
         self._since_eased_s += seconds
         self._overdrawn = use.overdrawn
-        if not use.messages:  # no analysis took any away
-            self._came += use.held_most - use.held_least - SMOOTH * self._came
+        self._new = 0 if use.messages else self._new + use.held_most - use.held_least
+        if not use.messages and use.taken:  # no analysis took any away
+            self._came += self._new - SMOOTH * self._came
             self._taken += use.taken - SMOOTH * self._taken
+            self._new = 0
         self._hold(use)
         others = max(use.cpu - use.capture_cpu - use.analysis_cpu, 0.0)
         before = others if math.isinf(self._others) else self._others
@@ -275,7 +278,8 @@ class Governor:
         if self._looks:
             time_s = sum(seconds for seconds, _ in self._looks)
             self._rate = sum(use.arrived for _, use in self._looks) / time_s
-        return self._rate * self._came / max(self._taken, 1.0)
+        # A message is a packet at least: on a busy machine some are held before their packets are counted.
+        return self._rate * min(self._came / max(self._taken, 1.0), 1.0)
 
     def _memory_fits(self) -> float:
         """By memory: what comes between two analyses, beside what stays after them."""

@@ -52,17 +52,12 @@ def peak_mib(agent: Agent) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize(
-    ("cpu", "memory", "api", "least"),
-    [
-        (10, 300, True, 0.1),
-        (80, 256, False, 0.1),
-        # Its process takes some 36 MiB of them: now and then one pair in 64, the fewest, is all that fits.
-        (80, 256, True, 1 / 64),
-    ],
+    ("cpu", "memory", "api"),
+    [(10, 300, True), (80, 256, False), (80, 256, True)],
     ids=["short of CPU", "short of memory", "short of memory, API on"],
 )
 def test_in_a_flood_the_agent_settles_at_its_limits(
-    pair: Pair, tmp_path: Path, cpu: int, memory: int, api: bool, least: float
+    pair: Pair, tmp_path: Path, cpu: int, memory: int, api: bool
 ) -> None:
     """The figures are printed; asserted is what no busy machine can change: ceilings kept, pairs whole.
 
@@ -125,4 +120,4 @@ def test_in_a_flood_the_agent_settles_at_its_limits(
     assert told - whole <= 0.01 * told + lost + changes * len(seen)
     sampled = status["losses"]["sampled_out"] > 0
     assert sampled == any("sampled_out" in each.info.skipped for each in tables)
-    assert len(seen) > least * PAIRS
+    assert len(seen) > 0.1 * PAIRS

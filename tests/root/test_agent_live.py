@@ -178,7 +178,7 @@ def test_a_link_that_goes_and_comes_back(pair: Pair, nccl: list[Path], tmp_path:
         agent.started(times=2)
         sent += pair.send(pair.a, "west", *nccl, rate=20000)
         agent.wait(lambda: agent.events("status")[-1]["losses"].get("seen", 0) >= sent)
-        assert agent.status()["degraded"] is None
+        agent.wait(lambda: agent.status()["degraded"] is None)  # a busy machine may cost detail for a while
     assert agent.end() == 0
 
 
