@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from network import HERE, Pair, inside, run
+from network import HERE, Pair, inside, run, until_passed_on
 
 from dpuflow.errors import DpuflowError, OptionError
 from dpuflow.kernels import ring as kernel
@@ -69,7 +69,10 @@ def test_modes_change_while_packets_come_and_each_packet_is_counted_once(
             due = capture.backend.counters()[0]["seen"] + STEP
         elif seen >= due:
             sending.terminate()
-        return sending.poll() is not None
+        if sending.poll() is None:
+            return False
+        until_passed_on()
+        return True
 
     for _ in capture.pieces(duration_s=300, stopped=over):
         pass

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from network import HERE, Pair, inside
+from network import HERE, Pair, inside, until_passed_on
 from send import frames
 from test_filters_live import pcap_of
 
@@ -199,9 +199,14 @@ def test_a_flow_on_two_cpus_at_a_time_is_folded_without_loss(
                 pair.start(pair.a, "taskset", "-c", str(cpu), *command, stdout=-1)
                 for cpu in sorted(os.sched_getaffinity(0))[:2]
             ]
-            for _ in capture.pieces(
-                duration_s=300, stopped=lambda: all(sender.poll() is not None for sender in senders)
-            ):
+
+            def over() -> bool:
+                if any(sender.poll() is None for sender in senders):
+                    return False
+                until_passed_on()
+                return True
+
+            for _ in capture.pieces(duration_s=300, stopped=over):
                 pass
             sent = sum(int(sender.communicate()[0]) for sender in senders)
         finally:
