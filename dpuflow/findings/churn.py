@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places
+from dpuflow.arrays.ordering import Places, key_numbers, numbered
 from dpuflow.entries.relative import previous_row
-from dpuflow.findings.bulk import wait_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY
 from dpuflow.findings.evidence import SHOWN, message_evidence, worst
 from dpuflow.quantities import duration, listed, name_of, percent
 from dpuflow.schema.rows import NEVER
+from dpuflow.verdicts.bulk import columns
 from dpuflow.verdicts.units import kinds_of
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 MOST: Final = 0.5
 """New for most uses is new for each, as far as a few that go to the same buffer allow."""
 _READS, _WRITES = -2, -1
+_FAR: Final = np.iinfo(np.int64).max
 
 
 class Uses(NamedTuple):
@@ -164,44 +165,40 @@ def _of_transfers(case: Case) -> Uses:
     many transfers those of the same place are peers.
     """
     named, fresh = _named_and_new(case)
-    ways: dict[tuple[int, int, bool], list[int]] = {}
-    bulk, transfers = case.inferred.bulk, case.result.transfers
-    for number in np.flatnonzero(named).tolist():
-        each = bulk[number]
-        ways.setdefault((each.src, each.dst, each.read), []).append(number)
-    alike: dict[tuple[bool, int, int], int] = {}  # when the first of peers with known keys began
-    for (_, _, read), mine in ways.items():
-        for place, number in enumerate(mine):
-            if not fresh[number]:
-                peers, begin_ns = (read, len(mine), place), bulk[number].start_ns
-                alike[peers] = min(alike.get(peers, begin_ns), begin_ns)
-    found: list[tuple[int, int, int, bool, int, float, float]] = []
-    for (src, dst, read), mine in ways.items():
-        owner, like = (src, _READS) if read else (dst, _WRITES)
-        for place, number in enumerate(mine):
-            each, token = bulk[number], transfers[number].first_token_ns or NEVER
-            peers = (read, len(mine), place)
-            waited = each.waited and token != NEVER
-            pause = float(wait_of(each, token).sender) if waited else np.nan
-            usual = np.nan
-            if peers in alike:  # what its receiver did not wait for cost nothing
-                later = max(each.start_ns - alike[peers], 0)
-                pause, usual = (min(pause, float(later)) if waited else 0.0), 0.0
-            found.append((owner, each.start_ns, like, fresh[number], each.message, pause, usual))
-    whole = np.array([row[:5] for row in found], np.int64).reshape(-1, 5).T
-    pause_ns, usual_ns = np.array([row[5:] for row in found], np.float64).reshape(-1, 2).T
-    owners, begin, like_, new, data = whole
-    return Uses(owners, begin, like_, new > 0, pause_ns, usual_ns, data)
+    table = columns(
+        case.inferred.bulk, "src", "dst", "read", "start_ns", "idle_ns", "left_ns", "row", "message"
+    )[:, named]
+    way = key_numbers(zip(*table[:3].tolist(), strict=True))
+    order, count = np.argsort(way, kind="stable"), np.bincount(way)
+    src, dst, read, start, idle, left, row, data = table[:, order]
+    way, fresh = way[order], fresh[named][order]
+    place = np.arange(len(way)) - (np.cumsum(count) - count)[way]
+    peers = numbered(read, count[way], place)
+    alike = np.full(int(peers.max(initial=0)) + 1, _FAR)  # when the first of peers with known keys began
+    np.minimum.at(alike, peers[~fresh], start[~fresh])
+    alike = alike[peers]
+    waited = (idle != NEVER) & (np.r_[case.inferred.entries.enter_ns, NEVER][row] != NEVER)
+    begin = np.maximum(start, idle)
+    since = np.where(left != NEVER, np.minimum(left, begin), begin)
+    pause = np.where(waited, begin - since, np.nan)
+    # What its receiver did not wait for cost nothing.
+    known = alike != _FAR
+    later = np.maximum(start - alike, 0)
+    pause = np.where(known, np.where(waited, np.minimum(pause, later), 0), pause)
+    return Uses(
+        np.where(read > 0, src, dst), start, np.where(read > 0, _READS, _WRITES), fresh, pause,
+        np.where(known, 0.0, np.nan), data,
+    )  # fmt: skip
 
 
-def _named_and_new(case: Case) -> tuple[Bools, list[bool]]:
+def _named_and_new(case: Case) -> tuple[Bools, Bools]:
     """Of each bulk transfer whether some page named a key, and whether one of these was new."""
     rows = [each.rows for each in case.inferred.bulk]
     if not rows:
-        return np.zeros(0, bool), []
+        return np.zeros(0, bool), np.zeros(0, bool)
     first, every = np.cumsum([0, *map(len, rows[:-1])]), np.concatenate(rows)
     named = np.logical_or.reduceat(case.keys.key[every] > 0, first)
-    return named, np.logical_or.reduceat(case.keys.new[every], first).tolist()
+    return named, np.logical_or.reduceat(case.keys.new[every], first)
 
 
 def _together(a: Uses, b: Uses) -> Uses:

@@ -6,29 +6,33 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import classes, key_numbers
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.clients import FEWEST, TWICE
 from dpuflow.findings.hosts import since_larger
 from dpuflow.quantities import name_of, percent, size
+from dpuflow.verdicts.bulk import columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from dpuflow.findings.case import Case
     from dpuflow.results import Finding
-    from dpuflow.verdicts.bulk import Bulk
 
 
 def find_smaller_pages(case: Case) -> Iterator[Finding]:
     """One finding for each way on which pages get smaller for good, and transfers slower for it."""
-    ways: dict[tuple[int, int], list[Bulk]] = {}
-    for each in case.inferred.bulk:
-        if each.complete and not each.path:
-            ways.setdefault((each.src, each.dst), []).append(each)
-    for (src, dst), mine in ways.items():
-        if len(mine) < TWICE * FEWEST:
-            continue  # too few to tell since when
-        pages = np.array([each.bytes / len(each.rows) for each in mine])
+    bulk = case.inferred.bulk
+    src, dst, nbytes, complete, *trouble = columns(
+        bulk, "src", "dst", "bytes", "complete", "retransmitted", "ecn_marked", "slow"
+    )
+    page_bytes = nbytes / np.fromiter((len(each.rows) for each in bulk), np.int64, len(bulk))
+    whole = np.flatnonzero((complete > 0) & ~np.any(trouble, axis=0))
+    for places in classes(key_numbers(zip(src[whole].tolist(), dst[whole].tolist(), strict=True))):
+        pages = page_bytes[whole[places]]
+        if len(pages) < TWICE * FEWEST or pages.max() <= TWICE * pages.min():
+            continue  # too few to tell since when, or no smaller
+        mine = [bulk[number] for number in whole[places].tolist()]
         since = since_larger(1 / pages)
         if since is None:
             continue
@@ -41,11 +45,11 @@ def find_smaller_pages(case: Case) -> Iterator[Finding]:
         ends = case.result.endpoints
         yield make_finding(
             "pinned_memory_shortage",
-            [src, dst],
+            [mine[0].src, mine[0].dst],
             (mine[since].start_ns, mine[-1].end_ns),
             Cost(round(lost), min(share, 1.0)),
             0.6,
-            f"Pages from {name_of(ends[src])} to {name_of(ends[dst])} shrank from"
+            f"Pages from {name_of(ends[mine[0].src])} to {name_of(ends[mine[0].dst])} shrank from"
             f" {size(int(np.median(pages[:since])))} to {size(int(np.median(pages[since:])))}, which costs"
             f" transfers {percent(min(share, 1.0))} of their time.",
         )

@@ -46,6 +46,7 @@ from dpuflow.schedules.trees import (
     in_order_up,
     is_power,
     k_nomial,
+    power_below,
     scattered,
     split_binary,
     synced_up,
@@ -106,6 +107,15 @@ def ring_and_root(n: int, root: int) -> int:
     return 2 * n - 2
 
 
+def halves_and_root(n: int, root: int) -> int:
+    """Both ways between partners; a root that was folded away gathers in the first one's place."""
+    power = power_below(n)
+    extra, bits = n - power, power.bit_length() - 1
+    place, folded = divmod(root, 2)
+    own = bits + (place & (place - 1) > 0) if folded and root < 2 * extra else 0
+    return power * bits + 2 * extra + own
+
+
 def all_pairs(n: int, root: int) -> int:
     """Each to each other one."""
     return n * (n - 1)
@@ -159,7 +169,9 @@ ALGORITHMS: tuple[Algorithm, ...] = (
         turned=False,
         edges=tree_and_root,
     ),
-    Algorithm(Op.REDUCE, "rabenseifner", rabenseifner_reduce, rooted=True, turned=False),
+    Algorithm(
+        Op.REDUCE, "rabenseifner", rabenseifner_reduce, rooted=True, turned=False, edges=halves_and_root
+    ),
     Algorithm(Op.REDUCE, "ring", ring_reduce, rooted=True, cuts=True, edges=ring_and_root),
     Algorithm(Op.GATHER, "linear", up(flat), rooted=True),
     Algorithm(Op.GATHER, "linear", synced_up(), rooted=True),

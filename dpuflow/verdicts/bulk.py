@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from itertools import pairwise
+from operator import itemgetter
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
@@ -89,6 +90,12 @@ class Bulk(NamedTuple):
     def exposed_ns(self) -> int:
         """How long the receiver was idle while the transfer was under way, at the most."""
         return min(self.busy_ns, self.end_ns - self.idle_ns) if self.waited else 0
+
+
+def columns(transfers: Sequence[Bulk], *names: str) -> Ints:
+    """Some of their fields that are numbers, a row each."""
+    fields = [map(itemgetter(Bulk._fields.index(name)), transfers) for name in names]
+    return np.stack([np.fromiter(field, np.int64, len(transfers)) for field in fields])
 
 
 _NUMBERS: Final = (
