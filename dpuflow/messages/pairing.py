@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import copy
 import struct
+from itertools import repeat
 from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
@@ -140,26 +141,22 @@ class Pairs:
 
     def _enter(self, flows: Rows, rows: Ints) -> Ints:
         """The directions of flows, new ones numbered and empty."""
-        found, opposites = [], []
-        ways, many = self._ways, len(self._ways)
         src, dst = (flows[end][rows].astype(np.int64) for end in ("src", "dst"))
         keys, first, of = np.unique(_key(src, dst), return_index=True, return_inverse=True)
-        order = np.argsort(first)  # as flows come
-        back = _key(dst[first[order]], src[first[order]]).tolist()
-        for key, across in zip(keys[order].tolist(), back, strict=True):
-            number = ways.setdefault(key, many)
-            if number == many:
-                many += 1
-                opposites.append(ways.get(across, -1))
-            found.append(number)
-        numbers = np.empty(len(keys), np.int64)
-        numbers[order] = found
-        new = np.arange(len(self._runs), many)
-        other = np.array(opposites, np.int64)
+        number = self._numbers(keys)
+        new = np.flatnonzero(number < 0)
+        new = new[np.argsort(first[new])]  # as flows come
+        number[new] = np.arange(len(self._runs), len(self._runs) + len(new))
+        self._ways.update(zip(keys[new].tolist(), number[new].tolist(), strict=True))
+        other = self._numbers(_key(dst[first[new]], src[first[new]]))
         self._opposite = np.concatenate([self._opposite, other])
-        self._opposite[other[other >= 0]] = new[other >= 0]
+        self._opposite[other[other >= 0]] = number[new][other >= 0]
         self._runs = np.concatenate([self._runs, np.zeros((len(new), 2), np.int64)])
-        return numbers[of]
+        return number[of]
+
+    def _numbers(self, keys: Ints) -> Ints:
+        """The numbers of directions, -1 for those not met."""
+        return np.fromiter(map(self._ways.get, keys.tolist(), repeat(-1)), np.int64, len(keys))
 
     def _lay_out(self, peers: Rows, members: Ints, way: Ints, size: Ints, width: Ints) -> None:
         """Give flows of directions ``way`` their candidates, and scores behind those there are.
