@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.stretches import covered_between, covered_ns
+from dpuflow.arrays.stretches import Covered, covered_ns
 from dpuflow.conditions import TABLE
 from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.evidence import ByEnd
@@ -158,22 +158,24 @@ class Case:
         """
         if not held.size:
             return 0.0
+        held_by = Covered(held).by
         whole = covered_ns(held, *self.job_ns(endpoints))
         found = [] if self.inferred.accounts else [whole]
-        for account in self.inferred.accounts:
+        for account, beyond in zip(self.inferred.accounts, self._beyond, strict=True):
             steps = np.r_[account.ends_ns[:1] - account.lengths_ns[:1], account.ends_ns]
             _, _, begin, end = account.moves[:, np.isin(account.moves[:2], [-1, *endpoints]).any(axis=0)]
-            order = np.argsort(begin)  # no two pieces of a path lie at the same time
-            times = np.stack([begin[order], end[order]], axis=1).ravel()
-            on_path = covered_between(times, held)[::2] if len(times) else times
-            of = np.clip(np.searchsorted(steps, times[::2], side="right") - 1, 0, account.steps - 1)
-            by_step = np.maximum(
-                np.bincount(of, on_path, account.steps),
-                np.minimum(covered_between(steps, held), beyond_others(account.lengths_ns)),
-            )
-            outside = whole - covered_ns(held, int(steps[0]), int(steps[-1]))
+            of = np.clip(np.searchsorted(steps, begin, side="right") - 1, 0, account.steps - 1)
+            on_path = np.bincount(of, held_by(end) - held_by(begin), account.steps)
+            by_steps = held_by(steps)
+            by_step = np.maximum(on_path, np.minimum(np.diff(by_steps), beyond))
+            outside = whole - int(by_steps[-1] - by_steps[0])
             found.append(int(by_step.sum()) + max(outside, 0))
         return min(max(found) / self.span_ns(endpoints), 1.0)
+
+    @cached_property
+    def _beyond(self) -> list[NDArray[np.float64]]:
+        """Of each account's steps by how much they are longer than the usual one."""
+        return [beyond_others(account.lengths_ns) for account in self.inferred.accounts]
 
     @cached_property
     def network_share(self) -> float:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, cut_at
 from dpuflow.schema.rows import NEVER, NONE32
 from dpuflow.verdicts.pauses import TWICE
 
@@ -160,10 +160,12 @@ def _begun(case: Case, rows: Ints, numbers: Sequence[int], lines: Lines) -> int 
     """
     sent = rows[case.exchanges["data_ns"][rows] != NEVER]
     begun = lines.sizes(sent)
-    wholes = [lines.sizes(case.instances[number].rows) for number in numbers]
-    for number, whole in zip(numbers, wholes, strict=True):
+    wholes: list[dict[int, list[int]]] = []
+    for number in numbers:
+        whole = lines.sizes(case.instances[number].rows)
         if all(whole.get(line, [])[: len(own)] == own for line, own in begun.items()):
             return number
+        wholes.append(whole)
     acting = set(case.exchanges["src"][sent].tolist())
     theirs = case.instances[numbers[0]].rows
     theirs = theirs[np.isin(case.exchanges["src"][theirs], list(acting))]
@@ -185,10 +187,10 @@ class Lines:
 
     def sizes(self, rows: Ints) -> dict[int, list[int]]:
         """The bytes of ``rows`` by line, in order."""
-        found: dict[int, list[int]] = {}
-        for row in rows[np.argsort(self._order[rows], kind="stable")].tolist():
-            found.setdefault(int(self._line[row]), []).append(int(self._bytes[row]))
-        return found
+        rows = rows[np.lexsort((self._order[rows], self._line[rows]))]
+        lines, first = np.unique(self._line[rows], return_index=True)
+        parts = cut_at(self._bytes[rows], first[1:])
+        return {line: part.tolist() for line, part in zip(lines.tolist(), parts, strict=False)}
 
     def after(self, done: Ints) -> Ints:
         """Rows that come later than all of ``done`` in their direction of a connection of these."""
