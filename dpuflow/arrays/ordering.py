@@ -106,6 +106,15 @@ def numbered(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.ascontiguousarray(of)
 
 
+def first_alike(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Of each row the first one with the same numbers (from 0) in all ``columns``: so classes are numbered
+    in the order of their first ones."""
+    of = numbered(*columns)
+    first = np.empty(int(of.max(initial=-1)) + 1, np.int64)
+    first[of[::-1]] = np.arange(len(of))[::-1]  # what is written last stays
+    return first[of]
+
+
 def key_numbers(keys: Iterable[Hashable]) -> NDArray[np.int64]:
     """A small number from 0 for each of ``keys``, the same for equal ones, in the order of their first."""
     numbers: dict[Hashable, int] = {}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places, key_numbers, numbered
+from dpuflow.arrays.ordering import Places, first_alike, numbered
 from dpuflow.entries.relative import previous_row
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY
@@ -168,7 +168,7 @@ def _of_transfers(case: Case) -> Uses:
     table = columns(
         case.inferred.bulk, "src", "dst", "read", "start_ns", "idle_ns", "left_ns", "row", "message"
     )[:, named]
-    way = key_numbers(zip(*table[:3].tolist(), strict=True))
+    way = first_alike(*table[:3])
     order, count = np.argsort(way, kind="stable"), np.bincount(way)
     src, dst, read, start, idle, left, row, data = table[:, order]
     way, fresh = way[order], fresh[named][order]

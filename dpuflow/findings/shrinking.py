@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, key_numbers
+from dpuflow.arrays.ordering import classes, first_alike
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.clients import FEWEST, TWICE
 from dpuflow.findings.hosts import since_larger
@@ -28,7 +28,7 @@ def find_smaller_pages(case: Case) -> Iterator[Finding]:
     )
     page_bytes = nbytes / np.fromiter((len(each.rows) for each in bulk), np.int64, len(bulk))
     whole = np.flatnonzero((complete > 0) & ~np.any(trouble, axis=0))
-    for places in classes(key_numbers(zip(src[whole].tolist(), dst[whole].tolist(), strict=True))):
+    for places in classes(first_alike(src[whole], dst[whole])):
         pages = page_bytes[whole[places]]
         if len(pages) < TWICE * FEWEST or pages.max() <= TWICE * pages.min():
             continue  # too few to tell since when, or no smaller

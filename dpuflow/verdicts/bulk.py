@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import cut_at, numbered, order_within, spans
-from dpuflow.arrays.quantiles import middle_of_others
+from dpuflow.arrays.ordering import Places, cut_at, first_alike, numbered, order_within, spans
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
 from dpuflow.verdicts.links import SLOW_FACTOR
 from dpuflow.verdicts.pages import (
@@ -119,9 +118,9 @@ class Found(NamedTuple):
         """Some of them, or all in another order."""
         return Found(self.table[places], self.rows)
 
-    def ways(self, *columns: str) -> Ints:
-        """A number for each, the same where they have these columns in common."""
-        return numbered(*(self.table[name].astype(np.int64) for name in columns))
+    def ways(self, *columns: str) -> list[Ints]:
+        """Columns that tell ways apart."""
+        return [self.table[name].astype(np.int64) for name in columns]
 
     def listed(self) -> list[Bulk]:
         """One object for each."""
@@ -268,14 +267,9 @@ def _tied(instances: Sequence[Instance], entries: Entries) -> Callable[[int], In
     single = np.fromiter((i.op == Op.SEND_RECV for i in instances), bool, len(instances))
     mine = np.flatnonzero(entries.enter_ns != NEVER)
     mine = mine[~single[entries.collective[mine]]]
-    mine = mine[np.lexsort((entries.enter_ns[mine], entries.endpoint[mine]))]
-    endpoint = entries.endpoint[mine]
-
-    def told(end: int) -> Ints:
-        rows: Ints = mine[np.searchsorted(endpoint, end) : np.searchsorted(endpoint, end, "right")]
-        return rows
-
-    return told
+    mine = mine[np.argsort(entries.enter_ns[mine], kind="stable")]
+    places = Places(entries.endpoint[mine])
+    return lambda end: mine[places[end]]
 
 
 def _awaited(transfers: Found, tied: Callable[[int], Ints], entries: Entries) -> Found:
@@ -314,11 +308,9 @@ def _by_way(transfers: Found) -> tuple[Found, Ints]:
     """``transfers`` by sender, receiver and verb, each in order of their start, ways in that of their first
     ones; and where each way begins."""
     ordered = transfers.at(np.argsort(transfers.table["start_ns"], kind="stable"))
-    way = ordered.ways("src", "dst", "read")
-    begins = np.full(int(way.max()) + 1, len(way))
-    np.minimum.at(begins, way, np.arange(len(way)))
-    found = ordered.at(np.argsort(begins[way], kind="stable"))
-    return found, np.flatnonzero(np.r_[True, np.diff(np.sort(begins[way])) != 0])
+    way = first_alike(*ordered.ways("src", "dst", "read"))
+    order = np.argsort(way, kind="stable")
+    return ordered.at(order), np.flatnonzero(np.r_[True, np.diff(way[order]) != 0])
 
 
 def _by_waits(transfers: Found) -> Found:
@@ -424,14 +416,17 @@ def _together(parts: Found, first: Ints) -> Found:
 def _slow(transfers: Found) -> Found:
     """Mark transfers over ways whose pages take three times as long, byte for byte, as the middle way's."""
     table = transfers.table.copy()
-    way = transfers.ways("src", "dst")
+    way = numbered(*transfers.ways("src", "dst"))
     pace = table["busy_ns"] / np.maximum(table["bytes"], 1)
     order = np.lexsort((pace, way))
     first = np.flatnonzero(np.r_[True, np.diff(way[order]) != 0])
     count = np.diff(np.r_[first, len(way)])
     own = (pace[order[first + (count - 1) // 2]] + pace[order[first + count // 2]]) / 2
-    ordered = np.sort(own).tolist()
-    others = np.array([middle_of_others(ordered, each) for each in own.tolist()])
+    ordered, left = np.sort(own), len(own) - 1
+    at = np.searchsorted(ordered, own)
+    # The middle of all ways but this one.
+    low, high = (place + (place >= at) for place in ((left - 1) // 2, left // 2))
+    others = (ordered[low] + ordered[high]) / 2 if left else np.full(1, np.inf)
     # Pages of one packet take no time at one place.
     slow = (own > 0) & (own >= SLOW_FACTOR * others)
     table["slow"][order] = np.repeat(slow, count)
