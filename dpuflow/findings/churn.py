@@ -63,9 +63,11 @@ def find_churn(case: Case) -> Iterator[Finding]:
         raise NotJudgedError("no memory key of a collective or a bulk transfer was captured")
     found: list[tuple[float, Ints, Floats]] = []
     untold = False
+    of = Places(uses.owner)
     for owner in np.unique(uses.owner[uses.new]).tolist():
-        fresh = _fresh(uses, owner)
-        later = _later(uses, owner, fresh)
+        own = of[owner]
+        fresh = _fresh(uses, own)
+        later = _later(uses, own, fresh)
         untold |= len(fresh) >= FEWEST > (later == later).sum()
         fresh, later = fresh[later == later], later[later == later]
         share = min(float(later.sum()) / case.span_ns([owner]), 1.0)
@@ -83,12 +85,11 @@ def _surely(later: Floats) -> bool:
     return len(later) >= FEWEST and bool(later.mean() > SURELY * error)
 
 
-def _fresh(uses: Uses, owner: int) -> Ints:
-    """The owner's uses of new keys, of those kinds whose keys do not come again.
+def _fresh(uses: Uses, own: Ints) -> Ints:
+    """An owner's uses of new keys, of those kinds whose keys do not come again.
 
     Buffers that are many are all new at first: the later half tells.
     """
-    own = np.flatnonzero(uses.owner == owner)
     chosen = [own[:0]]
     for like in np.unique(uses.like[own[uses.new[own]]]).tolist():
         mine = own[uses.like[own] == like]
@@ -98,12 +99,12 @@ def _fresh(uses: Uses, owner: int) -> Ints:
     return np.concatenate(chosen)
 
 
-def _later(uses: Uses, owner: int, fresh: Ints) -> Floats:
-    """By how much longer than usual each of the uses ``fresh`` was waited for; NaN: nothing tells."""
+def _later(uses: Uses, own: Ints, fresh: Ints) -> Floats:
+    """By how much longer than usual each of an owner's uses ``fresh`` was waited for; NaN: nothing tells."""
     later: Floats = uses.pause_ns[fresh] - uses.usual_ns[fresh]
     for like in np.unique(uses.like[fresh[np.isnan(later)]]).tolist():
-        known = (uses.owner == owner) & ~uses.new & (uses.like == like) & ~np.isnan(uses.pause_ns)
-        if known.sum() >= FEWEST:
+        known = own[~uses.new[own] & (uses.like[own] == like) & ~np.isnan(uses.pause_ns[own])]
+        if len(known) >= FEWEST:
             mine = np.isnan(later) & (uses.like[fresh] == like)
             later[mine] = uses.pause_ns[fresh[mine]] - np.median(uses.pause_ns[known])
     return later
