@@ -183,11 +183,12 @@ class Reading:
 
     def _fits(self, turn: Turn) -> bool:
         """Whether ``turn`` is an operation; not of kinds that are new once too many fitted nothing."""
-        if not self._operations.is_known(turn):
-            if self._tries <= 0:
-                return False
-            self._tries -= not self._operations.layout(turn)
-        return bool(self._operations.layout(turn))
+        known = self._operations.is_known(turn)
+        if not known and self._tries <= 0:
+            return False
+        fits = bool(self._operations.layout(turn))
+        self._tries -= not (known or fits)
+        return fits
 
     def _longer(self, turn: Turn, at: list[int]) -> Turn:
         """``turn``, or what begins with it and came more often: its parts may look like operations."""
