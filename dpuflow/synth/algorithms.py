@@ -8,6 +8,7 @@ src/graph/trees.cc.
 
 from __future__ import annotations
 
+from itertools import groupby
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.synth import sizes
@@ -43,12 +44,12 @@ class Lane(NamedTuple):
 
 def merged(channel: int, stretches: Iterable[Stretch], point_to_point: bool = False) -> Lane:
     """A lane of these stretches: put equal stretches that follow each other into one."""
-    found: list[Stretch] = []
-    for stretch in stretches:
-        if found and found[-1]._replace(times=stretch.times) == stretch:
-            found[-1] = found[-1]._replace(times=found[-1].times + stretch.times)
-        else:
-            found.append(stretch)
+    found = [
+        Stretch(recv, send, slices, sum(each.times for each in alike), copies)
+        for (recv, send, slices, copies), alike in groupby(
+            stretches, key=lambda each: (each.recv, each.send, each.slices, each.copies)
+        )
+    ]
     return Lane(channel, tuple(found), point_to_point)
 
 

@@ -26,10 +26,9 @@ class Table:
 
     def add(self, *row: int) -> int:
         """Add a row; returns its number."""
-        number = self._rows
         self._cells.extend(row)
-        self._rows = number + 1
-        return number
+        self._rows += 1
+        return self._rows - 1
 
     def read(self) -> dict[str, NDArray[np.int64]]:
         """All columns. The table must not grow while they are in use."""
