@@ -31,15 +31,15 @@ def instances(draw: st.DrawFn) -> tuple[Algorithm, int, int, frozenset[int]]:
     return algorithm, n, root, frozenset(draw(st.sets(st.integers(0, n - 1), min_size=1)))
 
 
-@given(instances(), st.booleans(), st.booleans())
+@given(instances(), st.booleans())
 def test_a_view_of_a_fold_is_the_fold_of_a_view(
-    given: tuple[Algorithm, int, int, frozenset[int]], own: bool, back: bool
+    given: tuple[Algorithm, int, int, frozenset[int]], own: bool
 ) -> None:
     """What is seen of all dependencies is what dependencies on the seen ones give."""
     algorithm, n, root, captured = given
     start = [frozenset({rank}) for rank in range(n)]
-    told, state = fold(algorithm, n, root, start, or_, own=own, back=back)
-    seen, viewed = fold(algorithm, n, root, [each & captured for each in start], or_, own=own, back=back)
+    told, state = fold(algorithm, n, root, start, or_, own=own)
+    seen, viewed = fold(algorithm, n, root, [each & captured for each in start], or_, own=own)
     assert [each & captured for each in state] == viewed
     assert {place: each & captured for place, each in told.items()} == seen
 

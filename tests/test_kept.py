@@ -11,7 +11,7 @@ import numpy as np
 
 from dpuflow.entries.reactions import FEWEST, PAIRED, apart_ns
 from dpuflow.schedules.algorithms import ALGORITHMS
-from dpuflow.schedules.graph import awaited, plan
+from dpuflow.schedules.graph import edge_sizes, plan
 from dpuflow.schedules.remembered import STORE, Store
 
 PACKAGE = Path(__file__).resolve().parents[1] / "dpuflow"
@@ -96,7 +96,7 @@ def test_what_is_kept_takes_no_more_memory_than_is_said() -> None:
             for algorithm in (each for each in ALGORITHMS if each.fits(n)):
                 made = plan(algorithm, n, 0)
                 _ = made.sends, made.inputs, made.needs
-                awaited(algorithm, n, 0, 1)
+                edge_sizes(algorithm, n, 0)
         del made
         taken, _ = tracemalloc.get_traced_memory()
     finally:

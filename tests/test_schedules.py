@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from operator import or_
 
 import pytest
 from collective_worlds import algorithm_of
@@ -10,12 +11,11 @@ from collective_worlds import algorithm_of
 from dpuflow.matching.program import one_after_the_other
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schedules.graph import (
-    awaited,
     dependencies,
     edge_sizes,
+    fold,
     free_ranks,
     needed_between,
-    reach,
     schedule,
 )
 from dpuflow.schedules.trees import (
@@ -51,10 +51,8 @@ def test_everybody_learns_what_the_operation_promises(algorithm: Algorithm) -> N
             continue
         for root in {0, n - 1} if algorithm.rooted else {0}:
             known = know(algorithm, n, root)
-            assert [set(each) for each in reach(algorithm, n, root)] == known
-            for rank in range(n):  # who is awaited is who has sent something that is
-                senders = {src for src, _ in awaited(algorithm, n, root, rank)}
-                assert senders | {rank} == known[rank]
+            _, state = fold(algorithm, n, root, [frozenset({rank}) for rank in range(n)], or_)
+            assert [set(each) for each in state] == known
             if algorithm.op in ALL_TO_ALL_KNOWLEDGE:
                 assert all(len(k) == n for k in known)
             elif algorithm.op in (Op.BROADCAST, Op.SCATTER):

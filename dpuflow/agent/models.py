@@ -20,7 +20,6 @@ from dpuflow.results.tokens import Algorithm, Cause, OpToken, Steadiness, Unjudg
 from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
 
     from dpuflow.agent.board import FindingState, Window
     from dpuflow.agent.rolling import GroupState, LatenessState
@@ -400,8 +399,3 @@ _ENCODER = msgspec.json.Encoder(enc_hook=_plain)
 def to_json(value: object) -> bytes:
     """JSON without line breaks."""
     return _ENCODER.encode(value)
-
-
-def to_plain(rows: Iterable[object]) -> Any:
-    """Lists and dicts, as JSON has them."""
-    return msgspec.to_builtins(rows, enc_hook=_plain)

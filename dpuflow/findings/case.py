@@ -139,16 +139,6 @@ class Case:
         """Of a ``share`` of the time of the jobs of ``endpoints``."""
         return Cost(round(share * self.span_ns(endpoints)), share)
 
-    @cached_property
-    def exposed_share(self) -> float:
-        """Of the job's steps the time in which no rank on the path worked: more than that no network takes.
-
-        Where no account was made nothing bounds it.
-        """
-        steps = sum(account.step_ns for account in self.inferred.accounts)
-        exposed = sum(account.exposed_ns + account.unexplained for account in self.inferred.accounts)
-        return exposed / steps if steps else 1.0
-
     def taken_share(self, held: NDArray[np.int64], endpoints: Collection[int]) -> float:
         """Of its time what the job lost while messages from or to one of ``endpoints`` were ``held`` (from
         when to when, two rows): as far as they lay on the critical path of its steps.
@@ -176,12 +166,6 @@ class Case:
     def _beyond(self) -> list[NDArray[np.float64]]:
         """Of each account's steps by how much they are longer than the usual one."""
         return [beyond_others(account.lengths_ns) for account in self.inferred.accounts]
-
-    @cached_property
-    def network_share(self) -> float:
-        """Of the job's steps what ranks waited because of the network."""
-        steps = sum(account.step_ns for account in self.inferred.accounts)
-        return sum(account.network for account in self.inferred.accounts) / max(steps, 1)
 
 
 def beyond_others(lengths: NDArray[np.int64]) -> NDArray[np.float64]:

@@ -63,14 +63,6 @@ class ClockMap:
         ]
         return ClockMap(self.origin_ns, self.offset_ns + round(offset_ns), self.drift + drift, later)
 
-    def offset_at(self, reference_ns: float) -> float:
-        """Local minus reference at a time of the reference clock."""
-        begin, offset, drift = self.pieces[0]
-        for piece in self.later:
-            if reference_ns >= piece[0]:
-                begin, offset, drift = piece
-        return offset + drift * (reference_ns - begin)
-
     def jumps(self) -> list[tuple[int, float]]:
         """Where one piece meets the next, and by how much its offset changes there, ns."""
         return [

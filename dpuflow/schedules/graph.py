@@ -127,30 +127,24 @@ def fold(
     link: Callable[[V], V] = lambda value: value,
     *,
     own: bool = False,
-    back: bool = False,
     receivers: bool = False,
 ) -> tuple[dict[Place, V], list[V]]:
     """What each message's sender has by then, and what each rank has in the end, in a semiring.
 
     Ranks begin with ``start``. What a message's sender had before its step goes over the message by ``link``,
     and is joined to what the receiver has by ``join``; with ``own`` to what the sender has as well, as what a
-    rank sends follows what it sent before. ``back``: from the last step to the first, receivers to senders.
-    ``receivers``: what each message's receiver has by then, instead of its sender.
+    rank sends follows what it sent before. ``receivers``: what each message's receiver has by then, instead
+    of its sender.
     """
     state, told = list(start), dict[Place, V]()
     seen: Counter[tuple[int, int]] = Counter()
-    places: list[tuple[int, list[Place]]] = []
-    for step, sends in groupby(schedule(algorithm, n, root), key=attrgetter("step")):
-        places.append((step, []))
+    for _, sends in groupby(schedule(algorithm, n, root), key=attrgetter("step")):
+        before = state.copy()
         for _, src, dst, _ in sends:
-            places[-1][1].append(((src, dst), seen[src, dst]))
+            told[(src, dst), seen[src, dst]] = before[dst if receivers else src]
             seen[src, dst] += 1
-    for _, sent in reversed(places) if back else places:
-        held = {place: state[place[0][back]] for place in sent}
-        told.update({place: state[place[0][back != receivers]] for place in sent})
-        for place in sent:
-            over = link(held[place])
-            for end in place[0] if own else (place[0][not back],):
+            over = link(before[src])
+            for end in (src, dst) if own else (dst,):
                 state[end] = join(state[end], over)
     return told, state
 
@@ -182,12 +176,6 @@ def needed_between(
 
 
 @remembered
-def reach(algorithm: Algorithm, n: int, root: int = 0) -> tuple[frozenset[int], ...]:
-    """For each rank whose entries what it has in the end depends on, its own included."""
-    return tuple(fold(algorithm, n, root, [frozenset({rank}) for rank in range(n)], or_)[1])
-
-
-@remembered
 def depths(
     algorithm: Algorithm, n: int, root: int = 0, *, receivers: bool = False
 ) -> Mapping[Place, Mapping[int, int]]:
@@ -205,13 +193,6 @@ def depths(
 
     start: list[dict[int, int]] = [{rank: 0} for rank in range(n)]
     return fold(algorithm, n, root, start, most, further, own=True, receivers=receivers)[0]
-
-
-@remembered
-def awaited(algorithm: Algorithm, n: int, root: int, rank: int) -> Mapping[tuple[int, int], int]:
-    """For each edge how many of its messages must have arrived before ``rank`` has its last input."""
-    told, _ = fold(algorithm, n, root, [each == rank for each in range(n)], or_, back=True)
-    return Counter(edge for (edge, _), needed in told.items() if needed)
 
 
 @remembered
