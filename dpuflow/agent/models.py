@@ -20,7 +20,6 @@ from dpuflow.results.tokens import Algorithm, Cause, OpToken, Steadiness, Unjudg
 from dpuflow.schema.rows import ANALYSIS_ID
 
 if TYPE_CHECKING:
-
     from dpuflow.agent.board import FindingState, Window
     from dpuflow.agent.rolling import GroupState, LatenessState
     from dpuflow.results import Analysis

@@ -15,26 +15,27 @@ if TYPE_CHECKING:
 
 
 class Covered:
-    """The time that stretches cover."""
+    """Tells how much of the time before a moment some stretches cover."""
 
     def __init__(self, stretches: Ints) -> None:
         self._begin, end = stretches[:, np.argsort(stretches[0], kind="stable")]
         # Until when time is covered without a gap: when a stretch begins (before any: never), and after it.
         self._until = np.maximum.accumulate(np.r_[NEVER, end])
         lengths = np.maximum(end - np.maximum(self._begin, self._until[:-1]), 0)
-        self._before = np.r_[0, np.cumsum(lengths)]
+        self._total = np.r_[0, np.cumsum(lengths)]
 
-    def by(self, times: Ints) -> Ints:
-        """How much is covered before each of ``times``."""
+    def before(self, times: Ints) -> Ints:
+        """How much up to each of ``times``."""
         begun = np.searchsorted(self._begin, times, side="right")
         # What of those begun lies beyond a time is one piece: it lasts until the latest of them ends.
-        covered: Ints = self._before[begun] - (np.maximum(self._until[begun], times) - times)
+        beyond = np.maximum(self._until[begun], times) - times
+        covered: Ints = self._total[begun] - beyond
         return covered
 
 
 def covered_between(times: Ints, stretches: Ints) -> Ints:
     """Of each span between one of ``times`` (ascending) and the next how much ``stretches`` cover; n - 1."""
-    return np.diff(Covered(stretches).by(times))
+    return np.diff(Covered(stretches).before(times))
 
 
 def covered_ns(stretches: Ints, since: int | None = None, until: int | None = None) -> int:

@@ -148,7 +148,7 @@ class Case:
         """
         if not held.size:
             return 0.0
-        held_by = Covered(held).by
+        held_by = Covered(held).before
         whole = covered_ns(held, *self.job_ns(endpoints))
         found = [] if self.inferred.accounts else [whole]
         for account, beyond in zip(self.inferred.accounts, self._beyond, strict=True):

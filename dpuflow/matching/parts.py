@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from dpuflow.arrays import Bools, Floats, Ints
+    from dpuflow.arrays.stretches import Covered
     from dpuflow.matching.model import Job
     from dpuflow.matching.streams import Edge
 
@@ -119,37 +120,14 @@ def _registered(job: Job, rows: Ints, room: Ints, slot: Bools, key: Ints) -> Boo
     return exact & (turns > 0) & alone
 
 
-class Sending:
-    """When each endpoint sent anything."""
-
-    def __init__(self, job: Job, rows: Ints) -> None:
-        src, start_ns = job.exchanges["src"][rows].astype(np.int64), job.columns.starts[rows]
-        end_ns = job.exchanges["data_end_ns"][rows]
-        self.spans: dict[int, tuple[Ints, Ints, Ints]] = {}
-        order = np.lexsort((start_ns, src))
-        for mine in np.split(order, np.flatnonzero(np.diff(src[order])) + 1):
-            begin, end = start_ns[mine], np.maximum.accumulate(end_ns[mine])
-            begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])
-            self.spans[int(src[mine[0]])] = begin, end, np.cumsum(np.maximum(end - begin, 0))
-
-    def idle_ns(self, end: int, since: Ints, until: Ints) -> Ints:
-        """How much of each time an endpoint sent nothing."""
-        return np.asarray(until - since - self._busy(end, until) + self._busy(end, since), np.int64)
-
-    def _busy(self, end: int, when: Ints) -> Ints:
-        begins, ends, total = self.spans[end]
-        at = np.maximum(np.searchsorted(begins, when, "right") - 1, 0)
-        return np.asarray(total[at] - np.maximum(ends[at] - np.maximum(when, begins[at]), 0), np.int64)
-
-
 class Parts:
     """The parts that one connection carries one way: ``begins[k]:begins[k + 1]`` are places in ``rows``."""
 
     def __init__(
-        self, job: Job, edge: Edge, rows: Ints, entries: tuple[Ints, Ints], lanes: int, sending: Sending
+        self, job: Job, edge: Edge, rows: Ints, entries: tuple[Ints, Ints], lanes: int, sending: Covered
     ) -> None:
         """``entries``: for how many messages each row's was, and how many bytes it announced; ``lanes``: how
-        many connections lead from one endpoint to the other."""
+        many connections lead from one endpoint to the other; ``sending``: when the former sent anything."""
         exchanges, columns, (asked, announced) = job.exchanges, job.columns, entries
         self.edge, self.rows, self.lanes = edge, rows, lanes
         # Else it may send for other GPUs of its node (PXN), each over connections of its own.
@@ -160,7 +138,8 @@ class Parts:
         self.grants = exchanges["grant_ns"][rows]
         # How long the sender had sent nothing while it had the entry.
         granted = exchanges["grant_arrived_ns"][rows]
-        self.idle = sending.idle_ns(edge[0], np.where(granted == NEVER, self.starts, granted), self.starts)
+        granted = np.where(granted == NEVER, self.starts, granted)
+        self.idle = self.starts - granted - sending.before(self.starts) + sending.before(granted)
         self.lossy = bool(exchanges["retransmitted"][rows].any())
         self.number = exchanges["sub"][rows].astype(np.int64)  # clear-to-send entries count from 1
         self.silent = not announced.any()  # sockets have no entries

@@ -22,10 +22,11 @@ import numpy as np
 
 from dpuflow.arrays.components import connected, in_a_row, least_connected
 from dpuflow.arrays.ordering import classes, numbered, order_within, spans
+from dpuflow.arrays.stretches import Covered
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call, rounds, stars
 from dpuflow.matching.credited import connections_of, credited_instances
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
-from dpuflow.matching.parts import UNITS, Parts, Sending, by_message, common_cuts, lines_of, transfers_of
+from dpuflow.matching.parts import UNITS, Parts, by_message, common_cuts, lines_of, transfers_of
 from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import Streams
 from dpuflow.schedules.graph import dependencies
@@ -287,10 +288,23 @@ def single_sends(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> list[Instance]
 
 def _unannounced(job: Job, lines: Sequence[tuple[Edge, Ints]]) -> Iterator[tuple[Edge, Parts]]:
     """The parts of each line whose messages no entry announces: each is a group of its own."""
-    beside, sending = Counter(edge for edge, _ in lines), Sending(job, np.concatenate([r for _, r in lines]))
+    none = np.zeros(len(job.exchanges), np.int64)
+    return _parts_of(job, lines, np.concatenate([rows for _, rows in lines]), (none + 1, none))
+
+
+def _parts_of(
+    job: Job, lines: Sequence[tuple[Edge, Ints]], rows: Ints, entries: tuple[Ints, Ints]
+) -> Iterator[tuple[Edge, Parts]]:
+    """The parts of each line; ``rows``: all that the endpoints sent, ``entries``: for how many messages each
+    exchange's was, and how many bytes it announced."""
+    beside = Counter(edge for edge, _ in lines)
+    rows = rows[job.columns.starts[rows] != NEVER]
+    sent = np.stack([job.columns.starts[rows], job.exchanges["data_end_ns"][rows]])
+    src = job.exchanges["src"][rows]
+    sending = {end: Covered(sent[:, src == end]) for end in {src for src, _ in beside}}
     for edge, line in lines:
-        none = np.zeros(len(line), np.int64)
-        yield edge, Parts(job, edge, line, (none + 1, none), beside[edge], sending)
+        own = (entries[0][line], entries[1][line])
+        yield edge, Parts(job, edge, line, own, beside[edge], sending[edge[0]])
 
 
 def _transfers(by: Mapping[Edge, Sequence[Parts]]) -> list[Transfers]:
@@ -337,10 +351,8 @@ def _own_lines(job: Job, rows: Ints, announced: Ints, asked: Ints) -> dict[Edge,
     lines = lines_of(job, rows, announced)
     if not lines:
         return {}
-    beside, sending = Counter(edge for edge, _ in lines), Sending(job, rows)
     by: dict[Edge, list[Parts]] = {}
-    for edge, line in lines:
-        part = Parts(job, edge, line, (asked[line], announced[line]), beside[edge], sending)
+    for edge, part in _parts_of(job, lines, rows, (asked, announced)):
         by.setdefault(edge, []).append(part)
     by = {
         edge: lanes

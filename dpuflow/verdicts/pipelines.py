@@ -14,13 +14,13 @@ only.
 
 from __future__ import annotations
 
-from functools import partial
 from itertools import pairwise
 from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.stretches import Covered
 from dpuflow.matching.model import RARE, TWICE
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.receivers import AT_ONCE, worked_since
@@ -114,7 +114,7 @@ def find_pipelines(
         if all(len(neighbours[end]) == 2 for edge in ring for end in edge)
     ]
     opened = [chain for ring in rings if (chain := _opened({edge: len(books[edge].rows) for edge in ring}))]
-    busy = _Busy(instances, entries)
+    busy = _in_collectives(instances, entries)
     found = [
         *(_pipeline(chain, books, busy, step) for chain in chains),
         *(_pipeline(chain, books, busy, step, interleaved=True) for chain in opened),
@@ -173,36 +173,22 @@ class _Edge:
         self.in_steps = True
 
 
-class _Busy:
-    """Time that each endpoint spent within collectives of several ranks: not worked by itself."""
+def _in_collectives(instances: Sequence[Instance], entries: Entries) -> Callable[[int], Covered]:
+    """The time that each endpoint spent within collectives of several ranks: not worked by itself."""
+    tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
+    mine = tied[entries.collective] & (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
 
-    def __init__(self, instances: Sequence[Instance], entries: Entries) -> None:
-        tied = np.array([i.op != Op.SEND_RECV for i in instances], bool)
-        mine = tied[entries.collective] & (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
-        self.spans = {}
-        for endpoint in np.unique(entries.endpoint[mine]).tolist():
-            rows = (own := entries.of[endpoint])[mine[own]]
-            rows = rows[np.argsort(entries.enter_ns[rows], kind="stable")]
-            begin, end = entries.enter_ns[rows], np.maximum.accumulate(entries.leave_ns[rows])
-            begin = np.maximum(begin, np.r_[begin[:1], end[:-1]])  # overlapping ones count once
-            total = np.r_[0, np.cumsum(np.maximum(end - begin, 0))]
-            self.spans[endpoint] = (begin, total, end)
+    def of(endpoint: int) -> Covered:
+        rows = (own := entries.of[endpoint])[mine[own]]
+        return Covered(np.stack([entries.enter_ns[rows], entries.leave_ns[rows]]))
 
-    def between(self, endpoint: int, start: Ints, end: Ints) -> Ints:
-        """Nanoseconds within collectives that were entered from ``start`` to ``end``."""
-        if endpoint not in self.spans:
-            return np.zeros(len(start), np.int64)
-        begin, total, over = self.spans[endpoint]
-        last, first = np.searchsorted(begin, end, "left"), np.searchsorted(begin, start, "left")
-        # The last of them may go on beyond the end.
-        beyond = np.where(last > first, np.maximum(over[np.maximum(last - 1, 0)] - end, 0), 0)
-        return np.asarray(np.maximum(total[last] - total[first] - beyond, 0), np.int64)
+    return of
 
 
 def _pipeline(
     chain: list[int],
     edges: dict[tuple[int, int], _Edge],
-    busy: _Busy,
+    busy: Callable[[int], Covered],
     step: Ints,
     interleaved: bool = False,
 ) -> Pipeline:
@@ -221,12 +207,7 @@ def _pipeline(
         # For each way: what the stage sends on, and what that follows from.
         out = (forward[place] if place < len(forward) else None, backward[place - 1] if place else None)
         into = (forward[place - 1] if place else None, backward[place] if place < len(backward) else None)
-        work.append(
-            [
-                _work(way, out, into, schedule, emptied, partial(busy.between, stage))
-                for way in (FORWARD, BACKWARD)
-            ]
-        )
+        work.append([_work(way, out, into, schedule, emptied, busy(stage)) for way in (FORWARD, BACKWARD)])
     microbatches = _microbatches(forward[0] or backward[0]) if emptied and not interleaved else None
     return Pipeline(chain, schedule, microbatches, work)
 
@@ -237,9 +218,9 @@ def _work(
     into: tuple[_Edge | None, _Edge | None],
     schedule: Schedule | None,
     emptied: bool,
-    busy: Callable[[Ints, Ints], Ints],
+    busy: Covered,
 ) -> Work | None:
-    """What a stage did for each of its sends one way; ``busy`` from one time to another in collectives.
+    """What a stage did for each of its sends one way; ``busy``: when it was in collectives.
 
     ``emptied``: it is known when the pipeline was empty. Else an end may have waited for the next step.
     """
@@ -259,7 +240,7 @@ def _work(
         since, after, known = _since_input(book, source, since, after, into[way] is None)
     known &= (since != NEVER) & (emptied or into[way] is not None)
     held = _held(book, since)
-    within = busy(since, book.sent_ns)
+    within = busy.before(book.sent_ns) - busy.before(since)
     if source is None:  # nor what follows a collective: a step's first
         known &= within == 0
     own = np.maximum(book.sent_ns - since - within, 0)
