@@ -12,7 +12,7 @@ messages (``counted_cuts``), and so do the sizes of those that stand apart (``ch
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -20,7 +20,7 @@ from dpuflow.schema.rows import NEVER
 from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
     from collections.abc import Set as AbstractSet
 
     from dpuflow.arrays import Ints
@@ -28,8 +28,10 @@ if TYPE_CHECKING:
     from dpuflow.matching.streams import Columns
 
 
+T = TypeVar("T")
+
 SLOTS: Final = NCCL_STEPS
-"""Messages that a rank may be ahead of the next one: its slots."""
+"""Messages that a rank may be ahead of the next one, or connections apart where a capture ends: its slots."""
 MOST_CUTS: Final = 4_000_000
 """Cuts times pipes that are kept, at most: 32 bytes each on their way."""
 _FAR = np.iinfo(np.int64).max
@@ -237,14 +239,24 @@ def ahead_of(sizes: Sequence[Ints], whole: Ints) -> Ints:
     return found
 
 
+def as_many(items: Iterable[T], messages: Callable[[T], int]) -> list[list[T]]:
+    """``items`` by how many messages they have, the fewest first: as many where they differ by what the
+    capture's end cut off."""
+    found: list[list[T]] = []
+    for item in sorted(items, key=messages):
+        least = messages(found[-1][0]) if found else 0
+        if found and messages(item) - least <= min(SLOTS, least // 2):
+            found[-1].append(item)
+        else:
+            found.append([item])
+    return found
+
+
 def alike_long(pipes: Sequence[Pipe]) -> Ints:
-    """How many messages of each pipe count: alike where they differ by what the capture's end cut off."""
+    """How many messages of each pipe count."""
     counts = [len(pipe.rows) for pipe in pipes]
-    least: list[int] = []
-    for count in sorted(counts):
-        if not least or count - least[-1] > min(SLOTS, least[-1] // 2):
-            least.append(count)
-    return np.array([max(n for n in least if n <= count) for count in counts])
+    least = {count: alike[0] for alike in as_many(counts, int) for count in alike}
+    return np.array([least[count] for count in counts])
 
 
 def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[Ints]:

@@ -56,7 +56,7 @@ def contrast_of(
     """
     cuts = meanings.cuts
     won, asked, compared = 0.0, 0, 0
-    free = {kind: meanings.free(kind) for kind in {part.kind for part in parts}}
+    free = {kind: meanings.free(kind) or cuts.ranks for kind in {part.kind for part in parts}}
     waited = np.zeros((2, len(parts)), np.int64)  # ranks that need no input, and went on with one at once
     for place, rank in enumerate(cuts.ranks):
         at = [number for number, part in enumerate(parts) if rank in free[part.kind]]
@@ -165,11 +165,6 @@ class Meanings:
         """Whether parts of that kind are passed on from one rank to the next."""
         return next(iter(self._layouts[kind].values())).algorithm.name == "chain"
 
-    def is_ordered(self, kind: int) -> bool:
-        """Whether it is known which ranks' first messages need no input."""
-        layout = next(iter(self._layouts[kind].values()))
-        return bool(free_ranks(layout.algorithm, len(layout.order), layout.root or 0))
-
     def at_odds(self, kinds: Mapping[int, int]) -> set[int]:
         """Of ``kinds``, each with its messages, those that run others together: at odds with most of them.
 
@@ -188,10 +183,10 @@ class Meanings:
         return lines.union(*(mine for count, mine in ranks.items() if count != usual))
 
     def free(self, kind: int) -> frozenset[int]:
-        """The endpoints whose first message in parts of that kind needs no input, else all."""
+        """The endpoints whose first message in parts of that kind needs no input; none: not known."""
         layout = next(iter(self._layouts[kind].values()))
         places = free_ranks(layout.algorithm, len(layout.order), layout.root or 0)
-        return frozenset(layout.order[place] for place in places) or frozenset(layout.order)
+        return frozenset(layout.order[place] for place in places)
 
     def made(self, parts: list[Part]) -> list[Instance]:
         """The collectives of ``parts``."""

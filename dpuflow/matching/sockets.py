@@ -31,6 +31,7 @@ from dpuflow.matching.boundaries import (
     Cuts,
     ahead_of,
     alike_long,
+    as_many,
     chained_cuts,
     counted_cuts,
     cuts_at,
@@ -43,8 +44,6 @@ from dpuflow.matching.meanings import Meanings, Part, contrast_of
 from dpuflow.matching.model import MOST, TWICE, placed
 from dpuflow.matching.scoring import CLEAR, NO_CONTRAST
 from dpuflow.matching.structured import may_be_sends, single_sends, uneven_calls, without_answers
-from dpuflow.schedules.graph import free_ranks
-from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence, Set
@@ -56,8 +55,6 @@ if TYPE_CHECKING:
     from dpuflow.matching.model import Instance, Job
 
 
-AHEAD: Final = NCCL_STEPS
-"""Messages by which connections in lockstep may be apart where the capture ends: their slots."""
 LONGEST: Final = 4096
 """Messages of an operation on one connection at most, that are tried: 2 GiB of a tree's."""
 MOST_GROUPS: Final = 3
@@ -103,7 +100,8 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
     instances = (spoken(seen, pipes) if sure else []) or _repeated(seen, pipes, sure=sure)
     for part in _beside(pipes) if instances == [] and sure else ():
         told = spoken(job.of(np.concatenate([pipe.rows for pipe in part])), part)
-        if told and (not _in_a_row(part) or all(map(_is_ordered, told))):
+        # Stages of a pipeline follow each other in order; a tree of NCCL over ranks in order has leaves.
+        if told and (not _in_a_row(part) or all(each.free_rows() for each in told)):
             yield part, told
             own = {id(pipe.rows) for pipe in part}
             # What makes no operation beside a communicator of the same ranks they send each other.
@@ -125,13 +123,7 @@ def _read(job: Job, pipes: list[Pipe]) -> Iterator[tuple[list[Pipe], list[Instan
 def _beside(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
     """Those of ``pipes`` that may be a communicator's beside others: trees and rings by the number of their
     messages."""
-    alike: list[list[Pipe]] = []
-    for pipe in sorted(pipes, key=lambda pipe: len(pipe.rows)):
-        least = len(alike[-1][0].rows) if alike else 0
-        if alike and len(pipe.rows) - least <= min(AHEAD, least // 2):
-            alike[-1].append(pipe)
-        else:
-            alike.append([pipe])
+    alike = as_many(pipes, _messages)
     found = []
     for own in alike if len(alike) > 1 else ():
         for part in connected(own, lambda pipe: pipe[:2]):
@@ -143,17 +135,15 @@ def _beside(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
     return found
 
 
+def _messages(pipe: Pipe) -> int:
+    return len(pipe.rows)
+
+
 def _in_a_row(pipes: Sequence[Pipe]) -> bool:
     """Whether nobody sends to more than two others, both ways: so do the stages of a pipeline, too."""
     ways = {pipe[:2] for pipe in pipes}
     most = max(Counter(src for src, _ in ways).values())
     return most <= TWICE and any((dst, src) in ways for src, dst in ways)
-
-
-def _is_ordered(instance: Instance) -> bool:
-    """Whether it is a tree of NCCL over ranks in order; stages of a pipeline follow each other in order."""
-    algorithm = instance.algorithm
-    return algorithm is not None and bool(free_ranks(algorithm, len(instance.order), instance.root or 0))
 
 
 def _alike(job: Job, parts: Sequence[list[Pipe]]) -> Iterator[tuple[list[Pipe], list[Instance]]]:
@@ -200,14 +190,8 @@ def _by_ways(pipes: Sequence[Pipe]) -> list[list[Pipe]]:
 def _apart(together: list[list[Pipe]]) -> list[list[Pipe]]:
     """Connected pipes of some nodes; those with as many messages are one communicator's: what lies
     between parts of a ring was not seen."""
-    groups: list[list[Pipe]] = []
-    for own in sorted(together, key=lambda own: min(len(pipe.rows) for pipe in own)):
-        most, least = (max(len(pipe.rows) for pipe in each) for each in (own, groups[-1] if groups else own))
-        if groups and most - least <= min(AHEAD, least // 2):
-            groups[-1] += own
-        else:
-            groups.append(list(own))
-    return groups
+    alike = as_many(together, lambda own: max(map(_messages, own)))
+    return [[pipe for own in each for pipe in own] for each in alike]
 
 
 def _repeated(
@@ -242,9 +226,12 @@ def _repeated(
         return None
     if chosen is None and not often:
         return _in_sequence(job, pipes, times, pauses)
-    found = chosen[0].made(chosen[1]) if chosen else []
-    enough = sum(len(i.rows) for i in found) >= MOST * sum(len(pipe.rows) for pipe in pipes)
-    return found if enough else []
+    return _enough(chosen[0].made(chosen[1]), pipes) if chosen else []
+
+
+def _enough(found: list[Instance], pipes: Sequence[Pipe]) -> list[Instance]:
+    """``found``, none where they leave too much over."""
+    return found if sum(len(i.rows) for i in found) >= MOST * sum(map(_messages, pipes)) else []
 
 
 def _in_sequence(
@@ -290,9 +277,7 @@ def _in_sequence(
     ]
     first = [part for part in parts if part.begin % step == 0][:SAMPLE]
     contrast = contrast_of(first, pipes, times, pauses, meanings) or 0.0
-    found = meanings.made(parts) if contrast >= MOST else []
-    enough = sum(len(i.rows) for i in found) >= MOST * sum(len(pipe.rows) for pipe in pipes)
-    return found if enough else []
+    return _enough(meanings.made(parts), pipes) if contrast >= MOST else []
 
 
 def _repeats(sizes: Ints, length: int) -> bool:
@@ -421,7 +406,7 @@ class _Reader:
         told = NO_CONTRAST if contrast is None else round(contrast, 2)
         # A chain's chunks each look like an operation, and a tree's if ranks send once in each.
         finer = contrast is not None and not any(self.meanings.is_chain(part.kind) for part in parts)
-        ordered = sum(self.meanings.is_ordered(part.kind) for part in parts) > len(parts) / 2
+        ordered = sum(bool(self.meanings.free(part.kind)) for part in parts) > len(parts) / 2
         return _Choice(round(self._explained(parts), 2), ordered, told, finer, parts)
 
     def _parts(self, chosen: Ints, known: Set[int] = frozenset()) -> list[Part]:
