@@ -48,6 +48,13 @@ def test_all_links_of_one_node() -> None:
     assert slow(links_of(world)) == {(2, 0), (2, 1), (2, 3), (0, 2), (1, 2), (3, 2)}
 
 
+def test_a_slow_node_of_three() -> None:
+    """Two of a ring's three links are its own: they were what the others were compared with."""
+    world = World("gloo", packets=20, slow={(0, 1): 5.0, (1, 2): 5.0})
+    run_job(world, RING, 64_000, [0, 1, 2], 10)
+    assert slow(links_of(world)) == {(0, 1), (1, 2)}
+
+
 @pytest.mark.parametrize(("factor", "found"), [(2.5, set()), (4.0, {(0, 1)})])
 def test_two_ranks(factor: float, found: set[tuple[int, int]]) -> None:
     world = World("gloo", packets=20, slow={(0, 1): factor})
