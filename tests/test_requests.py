@@ -203,6 +203,7 @@ def test_pages_that_shrink_for_good_and_those_that_vary() -> None:
     assert since_larger(np.array([16] * 3 + [64] * 3)) is None  # of any order one in twenty is so
     assert since_larger(np.array([64, 16] * 5)) is None
     assert since_larger(np.array([40] * 5 + [64] * 5)) is None
+    assert since_larger(np.array([0] * 7 + [64] * 7)) is None  # there were none to get longer
 
 
 def test_a_nic_stands_still_where_nothing_ends_for_longer_than_all_of_it_takes() -> None:

@@ -37,10 +37,10 @@ def since_larger(values: NDArray[np.generic]) -> int | None:
     """From which one on all are more than twice any before, three at least on either side; None if never.
 
     Of values in any order the smallest come first as often as there are ways to choose them: once in ``RARE``
-    times at the most.
+    times at the most. Where there were none before (0) none got longer.
     """
     each = values.astype(np.float64)
-    if len(each) < TWICE * FEWEST:
+    if len(each) < TWICE * FEWEST or not each.all():
         return None
     before = np.maximum.accumulate(each)[FEWEST - 1 : -FEWEST]
     after = np.minimum.accumulate(each[::-1])[::-1][FEWEST : len(each) - FEWEST + 1]
