@@ -31,6 +31,7 @@ def of(condition: str, share: float | None, endpoints: tuple[int, ...] = (0,)) -
         (of("load_skew", 0.02), of("straggler", 0.3), ["load_skew"]),
         (of("early_completion", 0.1), of("admission_backlog", 0.5), ["early_completion"]),
         (of("session_skew", None), of("admission_backlog", 0.3), ["session_skew"]),
+        (of("slow_link", None), of("packet_loss", 0.02, (0, 2)), ["slow_link", "packet_loss"]),
     ],
 )
 def test_a_cause_costs_about_as_much_as_what_it_does(

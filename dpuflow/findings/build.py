@@ -192,7 +192,7 @@ def _costs_enough(cause: Finding, effect: Finding) -> bool:
     """Whether most of what ``effect`` costs may be the doing of ``cause``, which then costs about as much."""
     if cause.condition in _OTHER_UNITS:
         return True
-    if cause.cost_share is None and effect.condition != _BEHIND:
+    if cause.cost_share is None and cause.condition not in _BACK_UP:
         return True
     return (effect.cost_share or 0.0) <= TWICE * (cause.cost_share or 0.0)
 

@@ -13,7 +13,6 @@ from dpuflow.findings.losses import FEWEST, too_often
 from dpuflow.findings.onset import lasting
 from dpuflow.quantities import listed, name_of, often
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.chance import CRITICAL_SHARE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -180,9 +179,8 @@ def _slow_link(case: Case, slow: _Slow) -> Finding:
 def _queues(case: Case, told: set[int]) -> Iterator[Finding]:
     """One finding for each endpoint whose packets wait in its node; none where ``told`` names its link.
 
-    What it cost is not told: it is a warning where lateness that would matter may hide in that queue.
+    What it cost is not told: a host too busy to acknowledge looks the same.
     """
-    step_ns = min((account.step_ns for account in case.inferred.accounts), default=0)
     for endpoint, queue in case.inferred.queues.items():
         if endpoint in told:
             continue
@@ -197,7 +195,6 @@ def _queues(case: Case, told: set[int]) -> Iterator[Finding]:
             f" leave more than {queue.usual_ns / 1e6:.2f} ms after the data arrived (other endpoints:"
             f" {queue.others_ns / 1e6:.2f} ms). Up to {queue.most_ns / 1e6:.2f} ms of its lateness may"
             " come from that queue.",
-            severity="warning" if queue.most_ns >= CRITICAL_SHARE * step_ns else "info",
             advice="Look at shapers and at what else the host sends through that port.",
             alternatives=["traffic of another program in the same queue", "a host too busy to acknowledge"],
         )
