@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
 from scripted_results import MS, collective, job
 
 import dpuflow
 from dpuflow.findings.nodes import fold_nodes
+from dpuflow.quantities import rank_seconds
 from dpuflow.reports.text import text_lines
 from dpuflow.results import Analysis, Endpoint, Lateness
 from dpuflow.synth.case import write_case
@@ -91,6 +93,23 @@ def test_a_slow_gpu_keeps_its_node(tmp_path: Path) -> None:
     said = "\n".join(text_lines(result))
     assert said.startswith("LATE: node1 (ranks 2 and 3).\n  late together in ")
     assert "waiting for node1 (ranks 2 and 3)" in " ".join(said.split())
+
+
+@pytest.mark.parametrize(("kind", "told"), [("gpu_late", "straggler"), ("slow_host", "host_cpu")])
+def test_what_a_node_costs_whose_ranks_are_late_together(tmp_path: Path, kind: str, told: str) -> None:
+    """Each of them comes no later than its mate: one by one they cost nothing."""
+    gpus, of = (4, (4, 5, 6, 7)) if told == "straggler" else (2, (2, 3))
+    job = "{kind: loop, iterations: 16, ops: [{op: all_reduce, bytes: 4194304}]}"
+    faults = ", ".join(f"{{kind: {kind}, rank: {rank}, us: 500}}" for rank in of)
+    cluster = f"{{nodes: 3, gpus_per_node: {gpus}}}"
+    scenario = f"name: x\nseed: 11\ncluster: {cluster}\njob: {job}\nfaults: [{faults}]\n"
+    captures = write_case(parse_scenario(scenario, "x"), str(tmp_path))
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    (found,) = result.findings
+    assert (found.condition, found.severity) == (told, "critical")
+    assert 0.1 < (found.cost_share or 0) < 0.25  # 0.5 ms of 2.9
+    assert (found.cost_ns or 0) > 16_000_000
+    assert rank_seconds(found.cost_ns or 0) in "".join(text_lines(result))
 
 
 def test_one_finding_a_node_where_each_rail_has_a_clock_of_its_own(shared: Path) -> None:

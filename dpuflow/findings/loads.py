@@ -10,6 +10,7 @@ import numpy as np
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
 from dpuflow.findings.hang import captured_until
+from dpuflow.findings.ranks import kept_waiting
 from dpuflow.quantities import duration, listed, name_of, node_name, percent
 from dpuflow.schema.rows import NEVER, Op
 
@@ -207,8 +208,7 @@ def find_node_skews(case: Case) -> Iterator[Finding]:
     for ends in nodes.values():
         if len(ends) < 2 or set(late) != set(ends) or len(rows) == len(ends):
             continue
-        waited = sum(rows[end].caused_wait_ns or 0 for end in ends)
-        share = min(waited / max(case.span_ns(ends) * (len(rows) - len(ends)), 1), 1.0)
+        cost = kept_waiting(case.result, ends)
         host = all(rows[end].cause == "host" for end in ends)
         who = node_name([case.result.endpoints[end] for end in ends])
         rails = "grant credits and enter" if host else "enter"
@@ -219,8 +219,8 @@ def find_node_skews(case: Case) -> Iterator[Finding]:
             "host_cpu" if host else "node_skew",
             ends,
             (case.joined.start_ns, case.joined.end_ns),
-            Cost(waited, share),
+            cost,
             0.8,
             f"All ranks of {who} {rails} late, and none of another node: {why}. Their peers waited"
-            f" {duration(waited)} of rank time for them.",
+            f" {duration(cost.ns or 0)} of rank time for them.",
         )

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Final
 
 from dpuflow.arrays.components import connected
 from dpuflow.findings.build import SEVERITIES
-from dpuflow.findings.ranks import late_in_turn, late_together
+from dpuflow.findings.case import severity_of
+from dpuflow.findings.ranks import kept_waiting, late_in_turn, late_together
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -96,14 +97,17 @@ def _findings(result: Analysis, rows: Mapping[int, Lateness]) -> Iterator[Findin
 def _one(same: Sequence[Finding], result: Analysis, rows: Mapping[int, Lateness]) -> Finding:
     """One finding of those of a node's ranks; ``same``: the costliest first."""
     ends = [end for finding in same for end in finding.endpoints]
-    shares = [finding.cost_share for finding in same if finding.cost_share is not None]
+    cost = kept_waiting(result, ends)
+    waited_ns = max(cost.ns or 0, sum(finding.cost_ns or 0 for finding in same))
+    share = max([cost.share, *(finding.cost_share or 0.0 for finding in same)])
+    severities = (severity_of(cost.share), *(finding.severity for finding in same))
     return replace(
         same[0],
         endpoints=ends,
-        severity=max((finding.severity for finding in same), key=SEVERITIES.index),
+        severity=max(severities, key=SEVERITIES.index),
         confidence=min(finding.confidence for finding in same),
-        summary=late_together([rows[end] for end in ends], result),
-        cost_ns=sum(finding.cost_ns or 0 for finding in same),
-        cost_share=max(shares, default=None),
+        summary=late_together([rows[end] for end in ends], result, waited_ns),
+        cost_ns=waited_ns,
+        cost_share=share,
         evidence=[each for finding in same for each in finding.evidence[:1]],
     )

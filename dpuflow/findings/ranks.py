@@ -5,17 +5,19 @@ Advice never blames hardware for lateness alone: packets show when a rank was la
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence
 from dpuflow.quantities import duration, in_steps, late_by, late_in, listed, name_of, node_name, rank_seconds
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from numpy.typing import NDArray
 
@@ -137,6 +139,29 @@ def stage_steps(row: Lateness, result: Analysis) -> str:
     return next(filter(None, (in_steps(each, row.endpoint) for each in mine)), "")
 
 
+def kept_waiting(result: Analysis, ends: Collection[int]) -> Cost:
+    """What ranks waited for ``ends``, who are late together, in operations that some of these entered last.
+
+    None of them alone makes a difference. Rails may run side by side: the share is of one's operations.
+    """
+    waited = 0
+    by_rail: defaultdict[frozenset[int], int] = defaultdict(int)
+    for each in result.collectives:
+        rail = frozenset(rank.endpoint for rank in each.ranks if rank.endpoint in ends)
+        seen = [(rank, rank.enter_ns) for rank in each.ranks if rank.enter_ns is not None]
+        mine = [ns for rank, ns in seen if rank.endpoint in rail and rank.bound != "at_most"]
+        others = [(rank.bound == "at_most", ns) for rank, ns in seen if rank.endpoint not in rail]
+        if mine and others and each.op != "send_recv":
+            # Whose first act waited for these may have come any time before: if all did, with the first.
+            sure = [ns for at_most, ns in others if not at_most] or [min(others)[1]]
+            apart = max(max(mine) - max(sure), 0)
+            by_rail[rail] += apart
+            waited += apart * (len(each.ranks) - len(rail))
+    jobs = jobs_with(list_jobs(result), ends)
+    span = max((job.end_ns for job in jobs), default=1) - min((job.start_ns for job in jobs), default=0)
+    return Cost(waited, min(max(by_rail.values(), default=0) / max(span, 1), 1.0))
+
+
 def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     """The sentence on several that are late in turn."""
     units = units_of(rows)
@@ -151,9 +176,9 @@ def late_in_turn(rows: Sequence[Lateness], result: Analysis) -> str:
     return f"Late in turn, in so many of {each} collectives: {who}; {wait}."
 
 
-def late_together(rows: Sequence[Lateness], result: Analysis) -> str:
+def late_together(rows: Sequence[Lateness], result: Analysis, waited_ns: int) -> str:
     """The sentence on ranks of one node that are late in the same operations."""
-    waited = rank_seconds(sum(row.caused_wait_ns or 0 for row in rows))
+    waited = rank_seconds(waited_ns)
     by = f", by {late_by(rows[0])} (median)," if rows[0].late_ns is not None else ""
     return (
         f"{unit_name(result, rows[0])} entered {late_in(rows[0])} collectives of each rank late together{by}"

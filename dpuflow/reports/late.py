@@ -223,9 +223,8 @@ def _start_ns(result: Analysis) -> int | None:
 
 def _straggler(result: Analysis, row: Lateness) -> Finding | None:
     """What is said of it among the findings."""
-    return next(
-        (f for f in result.findings if f.condition == "straggler" and row.endpoint in f.endpoints), None
-    )
+    told = ("straggler", "node_skew", "host_cpu")
+    return next((f for f in result.findings if f.condition in told and row.endpoint in f.endpoints), None)
 
 
 def _how_much(result: Analysis, row: Lateness) -> str:
@@ -251,6 +250,8 @@ def _waited(result: Analysis, wait_ns: int | None, late: Sequence[Lateness]) -> 
         return ""
     found = _straggler(result, late[0])
     taken = found.cost_share if found is not None else None
+    if found is not None and len(late) > 1:  # of those that are late together none alone makes a difference
+        wait_ns = max(wait_ns, found.cost_ns or 0)
     share = "" if taken is None else f"{percent(taken)} of the job's time; "
     return f"cost: {share}the others waited {rank_seconds(wait_ns)} for {'it' if len(late) == 1 else 'them'}"
 
