@@ -27,7 +27,7 @@ NEEDED: Final = {
     "steps": "a job of more than six recognised steps",
     "nodes": "a node known to have several ranks, beside other nodes",
     "reads": "bulk RDMA READs",
-    "within": "three or more nodes that pass data on between GPUs of their own",
+    "within": "rings through several GPUs each of three nodes or more",
     "transfers": "bulk one-sided transfers",
     "pipelines": "a recognised pipeline",
     "all_to_alls": "all_to_all operations",

@@ -87,15 +87,17 @@ ROWS: Final = (
     Condition(
         "p2p_throttling",
         PCIE,
-        "What comes into a node goes out again later than at the other nodes.",
-        "that delay, in the mean of all passes of steps' critical paths through the node, is more than twice"
-        " the median of the job's other nodes, and more than that of any.",
-        f"The delay beyond the other nodes' median: {_OF_RANKS}.",
+        "What comes into a node lies there, with its credit there and nothing else leaving, for longer than"
+        " at the other nodes.",
+        "that time, of the median message beyond what passing on takes at the least, is more than twice that"
+        " of any other node.",
+        f"That time, one message after the other, beyond the other nodes' median: {_OF_RANKS}.",
         "Look at the links between the node's GPUs: topology, NVLink errors, peer-to-peer access.",
         ("GPUs behind the node's first that are late themselves", "a larger shard on that node"),
         ("within",),
         commands=("`nvidia-smi topo -m`, `nvidia-smi nvlink -e`: paths between GPUs, errors of NVLink",),
         observability=INDIRECT,
+        explains=("straggler",),
         why="a late GPU inside the node holds its output back in the same way",
     ),
     Condition(

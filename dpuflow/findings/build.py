@@ -21,13 +21,13 @@ from dpuflow.findings.hosts import (
     find_late_launches,
     find_slow_reads,
     find_starved_inputs,
-    find_throttled_nodes,
 )
 from dpuflow.findings.listed import list_figures, list_requests
 from dpuflow.findings.loads import find_bubbles, find_early_stops, find_load_skews, find_node_skews
 from dpuflow.findings.losses import find_losses
 from dpuflow.findings.marks import find_congestion
 from dpuflow.findings.needs import NEEDS
+from dpuflow.findings.passing import find_throttled_nodes
 from dpuflow.findings.ranks import find_stragglers
 from dpuflow.findings.shrinking import find_smaller_pages
 from dpuflow.findings.slow import find_slow_links

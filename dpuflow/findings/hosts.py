@@ -112,39 +112,6 @@ def find_late_launches(case: Case) -> Iterator[Finding]:
         )
 
 
-def find_throttled_nodes(case: Case) -> Iterator[Finding]:
-    """One finding for each job one of whose nodes passes on what it takes in more slowly than all others."""
-    ends = case.result.endpoints
-    for account in case.inferred.accounts:
-        # Which node the path passes often is no sign of it.
-        within: dict[int, float] = {}
-        passes: dict[int, float] = {}
-        for end, ns in account.in_node.items():
-            node = ends[end].node
-            place = end if node is None else node
-            within[place] = within.get(place, 0.0) + ns
-            passes[place] = passes.get(place, 0.0) + account.passes[end]
-        if len(within) <= TWICE:
-            continue
-        within = {place: ns / passes[place] for place, ns in within.items()}
-        most = max(within, key=within.__getitem__)
-        others = [ns for node, ns in within.items() if node != most]
-        usual = float(np.median(others))
-        share = (within[most] - usual) * passes[most] / max(account.step_ns, 1)
-        if within[most] <= TWICE * max(usual, max(others) / TWICE) or share < SMALL_SHARE:
-            continue
-        yield make_finding(
-            "p2p_throttling",
-            [end for end in account.in_node if most in (end, ends[end].node)],
-            (case.joined.start_ns, case.joined.end_ns),
-            Cost(round(share * case.span_ns(account.endpoints) * len(account.endpoints)), share),
-            0.5,
-            f"Data that passes through the node of {name_of(ends[most])} leaves it"
-            f" {duration(round(within[most]))} after it arrived (mean of all passes; other nodes:"
-            f" {duration(round(usual))}), {percent(share)} of the step in all.",
-        )
-
-
 def find_slow_reads(case: Case) -> Iterator[Finding]:
     """One finding for each node that answers READs later than the other nodes do.
 

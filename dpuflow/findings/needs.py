@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from dpuflow.findings.passing import gpus_passed
 from dpuflow.schema.rows import Op, Transport
 
 if TYPE_CHECKING:
@@ -49,8 +50,9 @@ def _reads(case: Case) -> str | None:
 
 
 def _within(case: Case) -> str | None:
-    found = max((len(account.in_node) for account in case.inferred.accounts), default=0)
-    return None if found > 2 else "fewer than three nodes pass data on between GPUs of their own"
+    if any(gpus_passed(instance) for instance in case.instances):
+        return None
+    return "no ring passes through several GPUs each of three nodes or more"
 
 
 def _steps(case: Case) -> str | None:

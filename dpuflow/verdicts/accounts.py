@@ -52,12 +52,11 @@ Key = tuple[str, int]
 class Account:
     """The mean of a job's typical steps, ns: those of the middle half by length; all parts add up to it.
 
-    ``in_node``: between input and output of an endpoint whose node has several ranks, ``passes`` times a
-    step, in the mean. ``waited`` is of ``work``: what peers waited for a rank because it worked longer
-    than they. ``hidden_share``: of all steps' time, the unexplained share. ``lengths_ns``, ``ends_ns``
-    and ``saved_ns`` (by endpoint) are of each step. ``moves``: messages on the paths, each with sender,
-    receiver, and from when to when (four rows); where a path says of a rank alone that the network kept
-    it, both are -1.
+    ``in_node``: between input and output of an endpoint whose node has several ranks. ``waited`` is of
+    ``work``: what peers waited for a rank because it worked longer than they. ``hidden_share``: of all
+    steps' time, the unexplained share. ``lengths_ns``, ``ends_ns`` and ``saved_ns`` (by endpoint) are of each
+    step. ``moves``: messages on the paths, each with sender, receiver, and from when to when (four rows);
+    where a path says of a rank alone that the network kept it, both are -1.
     """
 
     group: int
@@ -66,7 +65,6 @@ class Account:
     work: dict[int, int] = field(default_factory=dict)
     waited: dict[int, int] = field(default_factory=dict)
     in_node: dict[int, int] = field(default_factory=dict)
-    passes: dict[int, float] = field(default_factory=dict)
     library: int = 0
     transfer: int = 0
     network: int = 0
@@ -185,9 +183,7 @@ def _sum_up(
             total[key] += ns
     for (name, endpoint), ns in sorted(total.items()):
         mean = round(ns / len(typical))
-        if name == "passes":
-            account.passes[endpoint] = ns / len(typical)
-        elif name in ("work", "waited", "in_node"):
+        if name in ("work", "waited", "in_node"):
             getattr(account, name)[endpoint] = mean
         else:
             setattr(account, name, mean)
@@ -260,7 +256,6 @@ def _parts(
             why = "network" if what == What.MOVED or usual.held[segment.exchange] else "unexplained"
         elif number in shared:
             mine = ("in_node", endpoint)
-            parts["passes", endpoint] += 1
         elif what == What.CREDIT:
             mine = ("credit", -1)
         else:
