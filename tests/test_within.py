@@ -13,7 +13,7 @@ import pytest
 import dpuflow
 from dpuflow.entries import acts
 from dpuflow.entries.acts import _entry, _Lane
-from dpuflow.schema.rows import NEVER
+from dpuflow.schema.rows import NEVER, Op
 
 
 def lane(start: list[int], idle: list[int], lay_ns: int = 1000) -> tuple[np.ndarray, _Lane]:
@@ -28,6 +28,7 @@ def lane(start: list[int], idle: list[int], lay_ns: int = 1000) -> tuple[np.ndar
         ([0, 3, 4000], [1, 3990], 4000, False, True),  # the third GPU came late
         ([0, 4000, 4003], [3990, 1], 4000, False, True),  # the second one did; the third was there
         ([0, 3, 4000], [1, 2], 4000, True, True),  # or the credit did
+        ([0, 3, 4000], [1, 40], 4000, True, True),  # and a host takes its time to use it
         ([0, 4000, 9000], [3990, 2], 9000, True, True),
         ([4000, 4003, 4006], [1, 1], 4000, False, False),  # that at the exit came late itself
     ],
@@ -78,9 +79,13 @@ def test_lanes_of_unlike_lengths_share_one_usual_distance(monkeypatch: pytest.Mo
         return acts._Lane(row, np.arange(count), apart, apart, 0)
 
     monkeypatch.setattr(acts, "gpus_within", lambda instance: 2)
-    monkeypatch.setattr(acts, "edge_sizes", lambda algorithm, ranks: {0: [1]})
     monkeypatch.setattr(acts, "_lanes", lambda *args: [lane(0, 3), lane(1, 5)])
-    instance = SimpleNamespace(rows=range(5), algorithm="ring", placement=SimpleNamespace(ranks=4))
+    instance = SimpleNamespace(
+        rows=range(5),
+        op=Op.ALL_REDUCE,
+        placement=SimpleNamespace(ranks=4),
+        slicing=SimpleNamespace(protocol="simple"),
+    )
     picked = {"data_ns": np.arange(5) * 10}
     places: Any = SimpleNamespace(instances=[instance], picked=picked, sender=np.zeros(5, np.int64))
     assert acts.last_within(places).rows.tolist() == [0, 1]

@@ -16,7 +16,7 @@ its credit, it had waited for that GPU alone (NCCL 2.30, src/device/all_reduce.h
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -25,7 +25,6 @@ from dpuflow.entries.inputs import last_event, reached_before
 from dpuflow.entries.places import by_process
 from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
-from dpuflow.schedules.graph import edge_sizes
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
@@ -229,15 +228,13 @@ class _Lane(NamedTuple):
 
 
 def gpus_within(instance: Instance) -> int:
-    """How many GPUs each adapter serves where a ring shows each of them; 0 where none does so."""
+    """How many GPUs of each node a ring shows, by whichever of its adapters it goes; 0 where none does so."""
     ring = instance.algorithm is not None and instance.algorithm.name == "ring"
-    view, n = instance.view, len(instance.order)
+    view, nodes = instance.view, len(set(instance.placement.nodes))
     known = view.near is None and instance.hides_ranks and not view.inside and not view.apart
-    if not (ring and known and instance.complete) or n < 2 or instance.placement.ranks % n:
+    if not (ring and known and instance.complete) or nodes < 2 or instance.placement.ranks % nodes:
         return 0
-    if len(set(instance.placement.nodes)) < n:  # several adapters a node
-        return 0
-    return instance.placement.ranks // n
+    return instance.placement.ranks // nodes
 
 
 def last_within(places: Places) -> Within:
@@ -246,10 +243,11 @@ def last_within(places: Places) -> Within:
     lanes = []
     for number, instance in enumerate(places.instances):
         gpus = gpus_within(instance)
-        if gpus and instance.algorithm is not None:
-            steps = max(map(len, edge_sizes(instance.algorithm, instance.placement.ranks).values()))
+        if gpus:
+            steps = (instance.placement.ranks - 1) * (2 if instance.op == Op.ALL_REDUCE else 1)
+            slices = 2 if instance.slicing.protocol == "simple" else 1
             mine = np.arange(base[number], base[number + 1])
-            lanes += list(_lanes(places.picked, places.sender, mine, gpus, steps))
+            lanes += list(_lanes(places.picked, places.sender, mine, gpus, steps, slices))
     if not lanes:
         none = np.zeros(0, np.int64)
         return Within(none, none, none > 0, none > 0, none, none)
@@ -267,12 +265,15 @@ def last_within(places: Places) -> Within:
     return Within(rows, at, waited == 0, inner > 0, lag, since)
 
 
-def _lanes(picked: Picked, sender: Ints, mine: Ints, gpus: int, steps: int) -> Iterator[_Lane]:
+AT_ONCE: Final = 0.1
+"""Of the time since the step before: as of messages that waited for credits (``verdicts.receivers``)."""
+
+
+def _lanes(picked: Picked, sender: Ints, mine: Ints, gpus: int, steps: int, slices: int) -> Iterator[_Lane]:
     mine = mine[np.lexsort((picked["order"][mine], picked["connection"][mine], sender[mine]))]
     line = picked["connection"][mine].astype(np.int64) * len(picked) + sender[mine]
     for lane in np.split(mine, np.flatnonzero(np.diff(line)) + 1):
-        slices, rest = divmod(len(lane), steps)
-        if rest or not slices:
+        if len(lane) % (steps * slices):
             continue
         at = lane[: gpus * slices : slices]
         before = lane[slices - 1 : (gpus - 1) * slices : slices]
@@ -292,6 +293,8 @@ def _entry(data_ns: Ints, lane: _Lane, apart: float, idle: float) -> tuple[int, 
     for at, since, free in zip(lane.at[1:].tolist(), lane.apart.tolist(), lane.idle.tolist(), strict=True):
         lag += since
         if since > apart:
-            when, waited, which, inner, lag = int(data_ns[at]), free <= idle, at, True, 0
+            # What leaves at once when its credit is there had waited for that.
+            soon = free <= max(idle, AT_ONCE * since)
+            when, waited, which, inner, lag = int(data_ns[at]), soon, at, True, 0
             sure = sure if waited else when
     return when, waited, which, inner, lag, sure
