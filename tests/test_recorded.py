@@ -177,6 +177,26 @@ def test_a_log_of_nccl(tmp_path: Path, job: tuple[Analysis, list[dict[str, Any]]
     assert f"the operation agrees in {len(truth)}" in said[0]
 
 
+def test_a_log_names_ranks_by_the_largest_communicator(tmp_path: Path) -> None:
+    """Tensor parallel groups number their ranks anew: those of two processes were taken for one rank's."""
+    lines = []
+    for rank in (1, 3):
+        said = f"node:{rank}:9 [0] NCCL INFO"
+        lines += [
+            f"{said} ncclCommInitRank comm 0xa{rank} rank {rank} nranks 4 cudaDev 0 - Init START",
+            f"{said} ncclCommSplit comm 0xb{rank} rank 1 nranks 2 cudaDev 0 - Init START",
+        ]
+        lines += [
+            f"{said} AllReduce: opCount {n} sendbuff 0x1 recvbuff 0x2 count {64 * rank} datatype 9 op 0"
+            f" root 0 comm 0x{kind}{rank} [nranks=4] stream 0x5"
+            for n, kind in enumerate("ab")
+        ]
+    file = tmp_path / "nccl.log"
+    file.write_text("\n".join(lines))
+    told = {each.rank: [call.bytes for call in each.calls] for each in read_recorded(str(file))}
+    assert told == {1: [128, 128], 3: [384, 384]}
+
+
 def inspector(calls: list[dict[str, Any]], rank: int, *, verbose: bool) -> list[dict[str, Any]]:
     """What NCCL's Inspector would write of these calls."""
     words = {"all_reduce": "AllReduce", "all_gather": "AllGather"}

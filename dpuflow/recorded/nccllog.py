@@ -18,11 +18,12 @@ _CALL = re.compile(
 
 
 def read_log(file: str, lines: Iterable[str]) -> list[Recorded]:
-    """One for each rank that the log is of; several processes may write to one file."""
+    """One for each rank that the log is of; several processes may write to one file.
+
+    Communicators number their ranks anew: a process's rank is that in its largest one.
+    """
     ranks: dict[tuple[str, str, str], tuple[int, int]] = {}
-    found: dict[int | None, Recorded] = {}
-    rank: int | None
-    several: int | None
+    calls: list[tuple[tuple[str, str, str], str, int, int | None]] = []
     for line in lines:
         process = line.split(":", 2)[:2]
         init = _INIT.search(line)
@@ -32,10 +33,21 @@ def read_log(file: str, lines: Iterable[str]) -> list[Recorded]:
         op = None if call is None else op_of(call[3])
         if call is None or op is None:
             continue
-        rank, several = ranks.get((call[1], call[2], call[7]), (None, None))
         size = NCCL_BYTES[int(call[6])] if int(call[6]) < len(NCCL_BYTES) else None
+        calls.append(((call[1], call[2], call[7]), op, int(call[5]), size))
+    found: dict[int | None, Recorded] = {}
+    largest: dict[tuple[str, str], tuple[int, set[int]]] = {}
+    for (host, process_id, _), (number, of) in ranks.items():
+        most, several_of = largest.get((host, process_id), (0, set[int]()))
+        if of >= most:
+            largest[host, process_id] = of, {number} | (several_of if of == most else set())
+    for comm, op, count, size in calls:
+        rank, several = ranks.get(comm, (None, None))
+        _, own_ranks = largest.get(comm[:2], (0, set[int]()))
+        if len(own_ranks) == 1:  # else a process of several ranks
+            (rank,) = own_ranks
         if size is not None and op == "reduce_scatter":  # NCCL counts what one rank receives
             size = None if several is None else size * several
         own = found.setdefault(rank, Recorded(file, "a log of NCCL", rank))
-        own.calls.append(Call(op, None if size is None else int(call[5]) * size))
+        own.calls.append(Call(op, None if size is None else count * size))
     return list(found.values())
