@@ -47,6 +47,10 @@ _ROWS = (
         "the agent's end by SIGKILL is left; by SIGINT a capture's is",
     ),
     (
+        "test_agent_told.py::test_every_panel_has_data_on_one_live_node", "",
+        "a live job and Prometheus; each panel is asked for with a scripted agent (test_agent_prometheus.py)",
+    ),
+    (
         "test_agent_told.py::test_a_rank_that_turns_late_is_told_by_all_outlets", "",
         "a live job by all outlets and Prometheus; a live job without is left, each outlet has tests",
     ),

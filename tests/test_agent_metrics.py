@@ -240,6 +240,7 @@ def test_the_agents_own_health(running: tuple[Board, metrics.Metrics]) -> None:
     assert of(series, "dpuflow_agent_followed_ratio") == 0.25
     assert of(series, "dpuflow_agent_interface_captured", interface="p1") == 0
     assert of(series, "dpuflow_agent_errors_total", kind="history") == 1
+    assert of(series, "dpuflow_agent_errors_total", kind="webhook") == 0
     assert of(series, "dpuflow_capture_packets_total", outcome="seen") == 1000
     assert of(series, "dpuflow_capture_lost_packets_total", kind="ring_full") == 10
     assert of(series, "dpuflow_capture_lost_packets_total", kind="rx_missed_errors") == 4

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 
 _VERDICTS = ("on_time", "late", "intermittent", "unknown")
+_PARTS = ("analysis", "api", "events", "history", "memory", "metrics", "webhook")
+"""What may fail: counted from 0 on, as a first failure is no increase of a series that begins with it."""
 _FIDELITIES = ("packets", "messages", "sampled")
 
 
@@ -221,7 +223,8 @@ class Metrics:
         yield _gauge(names.FIDELITY, [((each,), int(each == health.fidelity)) for each in _FIDELITIES])
         yield _gauge(names.INTERFACE, [((name,), int(up)) for name, up in health.interfaces.items()])
         yield _counter(names.CLOCK_STEPS, [((), health.clock_steps)])
-        yield _counter(names.ERRORS, [((kind,), count) for kind, count in health.errors.items()])
+        errors = {**dict.fromkeys(_PARTS, 0), **health.errors}
+        yield _counter(names.ERRORS, [((kind,), count) for kind, count in errors.items()])
         outcomes = [name for name in COUNTER_NAMES if name in health.losses]
         yield _counter(names.CAPTURE, [((name,), health.losses[name]) for name in outcomes])
         lost = [

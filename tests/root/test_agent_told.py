@@ -33,6 +33,14 @@ RULES = Path(__file__).parents[2] / "deploy/prometheus/rules.yml"
 ALERT = (
     'ALERTS{alertname=~"DpuflowCriticalFinding|DpuflowFinding",condition="straggler",endpoint="10.77.0.2"}'
 )
+DASHBOARD = RULES.parents[1] / "grafana/dpuflow.json"
+ABSENT = {
+    *("Transfers (KV caches): rate while under way", "Transfers and their pages per second"),
+    *("Wait for a transfer before the first token: median and 99th percentile", "Tokens per second"),
+    *("Pause frames captured", "Time paused, by the NIC", "Congestion, by the NIC"),
+    *("Retransmission, by the NIC", "History"),
+}
+"""Panels about what this job or machine lacks: KV caches, tokens, PFC, counters of a NIC, a history."""
 TOKENS = ("first-token-0123456789", "second-token-0123456789")
 
 
@@ -127,6 +135,22 @@ def prometheus(pair: Pair, folder: Path, token: Path) -> Iterator[Callable[[str]
     finally:
         process.terminate()
         process.communicate(timeout=120)
+
+
+def empty_panels(evaluate: Callable[[str], float | None]) -> set[str]:
+    """The dashboard's panels without any data, over the last five minutes."""
+
+    def shown(expression: str) -> bool:
+        for name, value in (("$__rate_interval", "5m"), ("$instance", ".*"), ("$group", ".*")):
+            expression = expression.replace(name, value)
+        return evaluate(expression) is not None
+
+    panels = json.loads(DASHBOARD.read_text())["panels"]
+    return {
+        panel["title"]
+        for panel in panels
+        if panel.get("targets") and not any(shown(target["expr"]) for target in panel["targets"])
+    }
 
 
 def ready(pair: Pair) -> bool:
@@ -248,3 +272,30 @@ def test_a_rank_that_turns_late_is_told_by_all_outlets(
     assert process.returncode == 0, log.read_text()
     for each in TOKENS:
         assert each not in log.read_text()
+
+
+def test_every_panel_has_data_on_one_live_node(
+    pair: Pair,
+    job: Path,  # noqa: F811
+    configured: tuple[Receiver, Path, Path],
+    tmp_path: Path,
+) -> None:
+    """Of the dashboard as it is shipped, but for what the job or the machine does not have."""
+    if shutil.which("prometheus") is None:
+        pytest.skip("Prometheus is not installed (package prometheus; make setup installs it)")
+    _, token, config = configured
+    command = (sys.executable, "-m", "dpuflow", "agent", "--user", "root", "--config", str(config))
+    with (tmp_path / "log").open("wb") as stream, prometheus(pair, tmp_path, token) as evaluate:
+        process = pair.start(pair.b, *command, stderr=stream)
+        try:
+            until(lambda: ready(pair))
+            work = threading.Thread(target=run_job, args=(pair, job, 150, 50, 100))
+            work.start()
+            empty, end = empty_panels(evaluate), time.monotonic() + 300
+            while empty - ABSENT and time.monotonic() < end:  # steps are shown while there are any
+                empty &= empty_panels(evaluate)
+            work.join()
+            assert not empty - ABSENT
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(120)
