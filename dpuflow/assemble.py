@@ -403,8 +403,8 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
     if together:
         limits.append(
             f"{together} all_to_all{_s(together)} went between nodes on the receivers' rails"
-            " (PXN), where all GPUs of a node send together: an entry is a bound, but where a node waited for"
-            " one of its GPUs alone. What GPUs of one node send each other shows in no packet."
+            " (PXN), where all GPUs of a node send together: an entry is a bound, except where a node"
+            " waited for one of its GPUs alone. What GPUs of one node send each other shows in no packet."
         )
     inside = sum(i.view.inside and i.op not in (Op.SEND_RECV, Op.ALL_TO_ALL) for i in instances)
     if inside:

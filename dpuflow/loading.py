@@ -96,7 +96,7 @@ def _check(result: results.Analysis, file: str) -> None:
     for line in result.pipelines:
         for of_stages in (line.forward_ns, line.backward_ns, line.idle_share):
             if len(of_stages) != len(line.stages):
-                raise FormatError(file, "a pipeline tells of other stages than its own")
+                raise FormatError(file, "a pipeline names stages that are not its own")
 
 
 def _captures_named(result: results.Analysis) -> Iterator[int]:

@@ -218,7 +218,9 @@ def test_findings_by_state_condition_and_severity() -> None:
         assert keys("?min_severity=critical") == ["worse"]
         assert keys("?condition=packet_loss") == []
         (row,) = running.get("/api/v1/findings?min_severity=critical").json["findings"]
-        assert row["evidence"] == [{"capture": 0, "packets": [17, 42], "filter": "ip.src == 10.0.0.2"}]
+        assert row["evidence"] == [
+            {"capture": 0, "packets": [17, 42], "filter": "ip.src == 10.0.0.2", "unopenable": None}
+        ]
         assert (row["condition"], row["since_ns"], row["confidence"]) == ("straggler", S, 0.95)
         assert row["advice"] == "look at the GPU of node1"
 

@@ -98,7 +98,7 @@ def test_killed_it_comes_back(board: Board) -> None:
         until(back)
         assert outside.pid != before
         assert outside.cpu_s() >= used_s
-        assert "another one is begun" in log.getvalue()
+        assert "starting another" in log.getvalue()
     finally:
         outside.close()
 

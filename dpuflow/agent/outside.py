@@ -177,7 +177,7 @@ class Outside:
                     again_s = time.monotonic() + AGAIN_S
                     with suppress(DpuflowError, OSError):
                         self._begin()
-                        self._log.info("api_restarted", "the process of API and metrics was begun anew")
+                        self._log.info("api_restarted", "the process of API and metrics was restarted")
                 self._pass_on(event)
 
     def _pass_on(self, event: Event) -> None:
@@ -188,5 +188,5 @@ class Outside:
         except OSError:
             if not self._closing.is_set():
                 self._board.count_error("api")
-                self._log.error("api_ended", "the process of API and metrics has ended; another one is begun")
+                self._log.error("api_ended", "the process of API and metrics has ended; starting another")
             self._end()

@@ -25,7 +25,7 @@ NEEDED: Final = {
     "requests": "clients' requests captured from beginning to end",
     "front_end": "a capture at a front end",
     "steps": "a job of more than six recognised steps",
-    "nodes": "a node known to have several ranks, beside other nodes",
+    "nodes": "a node known to have several ranks, among other nodes",
     "reads": "bulk RDMA READs",
     "within": "rings through several GPUs each of three nodes or more",
     "transfers": "bulk one-sided transfers",

@@ -112,7 +112,7 @@ ROWS: Final = (
         ("another model or page size since then",),
         ("transfers",),
         observability=INDIRECT,
-        why="an engine that was told to use smaller pages looks the same",
+        why="an engine configured to use smaller pages looks the same",
     ),
     Condition(
         "host_cpu",

@@ -76,7 +76,7 @@ def find_churn(case: Case) -> Iterator[Finding]:
     if found:
         yield _finding(case, uses, sorted(found, key=lambda each: -each[0]))
     elif untold:
-        raise NotJudgedError("keys are new each time, and nothing tells when these uses would have begun")
+        raise NotJudgedError("keys are new each time, and nothing shows when these uses would have begun")
 
 
 def _surely(later: Floats) -> bool:

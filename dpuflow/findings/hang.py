@@ -188,7 +188,7 @@ def _stopped(case: Case, stopped: Stopped, until: dict[int, int]) -> Finding:
         after_s = (stopped.ended_ns - case.joined.start_ns) / 1e9
         summary = (
             f"the job stopped in mid-operation {after_s:.3g} s into the capture, after {before}, and did"
-            f" nothing {quiet}; {waiting}, and for whom cannot be told"
+            f" nothing {quiet}; {waiting}, and for whom is not known"
         )
     # Nobody is named: whoever is waited for is one of those that were not seen to act, or of all.
     named = missing or stopped.others or stopped.waiting

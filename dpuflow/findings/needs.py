@@ -42,7 +42,7 @@ def _nodes(case: Case) -> str | None:
         and len({end if node is None else -1 - node for end, node in zip(ranks, nodes, strict=True)}) > 1
     ):
         return None
-    return "no node is known to have several ranks beside other nodes"
+    return "no node among several is known to have several ranks"
 
 
 def _reads(case: Case) -> str | None:

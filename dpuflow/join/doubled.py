@@ -35,7 +35,7 @@ def count_once(captures: Sequence[CaptureTables]) -> tuple[list[CaptureTables], 
     said = [
         f"{tables.info.vantage}: nearly every packet is in this capture twice: a mirror of both directions of"
         " all its ports, or merged captures. Copies are not counted as retransmissions, but real ones are"
-        " harder to tell. Mirror one direction, keep each node's capture in a file of its own, or remove"
+        " harder to recognise. Mirror one direction, keep each node's capture in a file of its own, or remove"
         " the copies (editcap -d)."
         for tables, twice in zip(captures, doubled, strict=True)
         if twice

@@ -85,8 +85,8 @@ def _sentences(names: Sequence[str], found: Sequence[Sample | None]) -> Iterator
         )
         yield (
             f"{who}: {what} That is too few to follow messages, so neither collectives nor lateness can"
-            " be told; rates and ECN marks can, with the error of a sample. To see who is late, capture every"
-            " packet at the nodes (128 bytes of each are enough)."
+            " be inferred; rates and ECN marks can, with the error of a sample. To see who is late, capture"
+            " every packet at the nodes (128 bytes of each are enough)."
         )
 
 

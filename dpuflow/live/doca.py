@@ -166,7 +166,7 @@ class DocaCapture:
             or (self._taken.qps and not set(options.qps or (-1,)) <= set(self._taken.qps))
         ):
             raise OptionError(
-                "the card was told to copy less than that: stop this capture and start a new one"
+                "the card was set to copy less than that: stop this capture and start a new one"
             )
         self._wanted = wanted
 

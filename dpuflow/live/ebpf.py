@@ -107,7 +107,7 @@ class EbpfCapture:
         misdated = int(self.tally[kernel.D_MISDATED])
         if misdated:
             texts.append(
-                f"{misdated} packets had stamps that cannot be, as a clock was set in that moment: they have"
+                f"{misdated} packets had impossible timestamps, as a clock was set at that moment: they got"
                 " the time at which they were read from the ring"
             )
         return texts

@@ -176,7 +176,7 @@ class Loaded:
                 held[:] = settings
                 return
         raise DpuflowError(
-            f"{path}: built for another version of dpuflow; install dpuflow anew (in a checkout: `make bpf`)"
+            f"{path}: built for another version of dpuflow; reinstall dpuflow (in a checkout: `make bpf`)"
         )
 
     def _choose(self, programs: tuple[str, ...], device: int) -> None:

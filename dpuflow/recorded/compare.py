@@ -54,9 +54,7 @@ class Agreement:
     def __str__(self) -> str:
         head = f"{self.file}, {self.kind}: {self.who}"
         if not self.both:
-            return (
-                f"{head}: none of its {count(self.only_file, 'call')} can be laid beside a collective seen."
-            )
+            return f"{head}: none of its {count(self.only_file, 'call')} matches a collective seen."
         said = [
             f"{head}: of {count(self.both, 'call')} that both have the operation agrees in {self.ops}, the"
             f" size in {self.sizes} of {self.told_sizes}; {self.only_file} in the file alone,"

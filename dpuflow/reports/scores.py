@@ -75,7 +75,7 @@ def transfer_lines(score: Score) -> list[str]:
         f" right {_percent(figures['transfers_bytes_right'])} %,"
         f" pages {_percent(figures['transfers_pages_right'])} %,"
         f" rate off by {100 * rate if isinstance(rate, float) else 0:.2g} % (median){waits};"
-        f" {moved.waits_false} waits told that were none"
+        f" {moved.waits_false} waits reported that were none"
     ]
 
 

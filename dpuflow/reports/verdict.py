@@ -159,7 +159,7 @@ def _stuck(result: Analysis, finding: Finding) -> Iterator[str]:
         yield f"cost: the others have waited {rank_seconds(finding.cost_ns)} for it until the captures end"
     if finding.condition == "hang":
         yield (
-            "likely cause: cannot be told from these packets; its process is stopped, waits for something"
+            "likely cause: not visible in these packets; its process is stopped, waits for something"
             " else, or runs another operation: its stack shows which"
         )
     yield f"confidence: {percent(finding.confidence)}"

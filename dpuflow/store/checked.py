@@ -50,7 +50,7 @@ def info_of(values: Any) -> CaptureInfo:
             raise ValueError(f"info.{each.name} is negative")
     info = CaptureInfo(**told)
     if (info.first_ns is None) != (info.last_ns is None):
-        raise ValueError("info tells one of first_ns and last_ns alone")
+        raise ValueError("info has only one of first_ns and last_ns")
     if any(count < 0 for count in (info.lost_packets or 0, *info.skipped.values())):
         raise ValueError("info counts less than no packets")
     if info.sampled is not None and info.sampled < 1:

@@ -30,7 +30,7 @@ SHOWN: Final = {
 
 
 COLUMNS: Final = (
-    "A rank is late by its own doing (own), or as its inputs were late (inherited), in so many of the"
+    "A rank is late on its own account (own), or as its inputs were late (inherited), in so many of the"
     " collectives in which its lateness is known (of), by so much in the median; verdict and cause speak of"
     " the former. Entry times are"
     " exact (measured, with an error), bounded, or unknown. Detectable: the smallest lateness a step that"
@@ -41,7 +41,7 @@ COLUMNS: Final = (
 def ranks(result: Analysis, names: Names) -> Markup:
     """A row for each endpoint, those late first, by the wait that they caused."""
     if not result.lateness:
-        return figure("Ranks", "Of no rank is it known when it entered a collective.", key="ranks")
+        return figure("Ranks", "No rank's entry into a collective is known.", key="ranks")
     place = {id(row): number for number, row in enumerate(result.lateness)}
     rows = worst_first(result.lateness)
     most = max((row.caused_wait_ns or 0 for row in rows), default=0)

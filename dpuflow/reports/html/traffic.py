@@ -64,7 +64,7 @@ def _picture(matrix: NDArray[np.int64], names: Names, per_cell: int) -> Markup:
         shape = {"x": column, "y": row, "width": 1, "height": 1, "class_": f"h{number}"}
         cells.append(tag("g", *title, tag("rect", **shape)))
     frame = tag("rect", x=0, y=0, width=side, height=side, class_="frame")
-    said = f"Traffic matrix, {side} by {side}; the largest ways are in the table"
+    said = f"Traffic matrix, {side} by {side}; the largest pairs are in the table"
     return tag(
         "svg", frame, *cells, viewBox=f"0 0 {side} {side}", class_="matrix", role="img", aria_label=said
     )
@@ -132,7 +132,7 @@ def _ring(matrix: NDArray[np.int64], chosen: list[int], names: Names) -> Markup 
         down = y + (5 if anchor != "middle" else 24 if y > 160 else -14)
         where = {"x": f"{x + outward:.0f}", "y": f"{down:.0f}", "text_anchor": anchor}
         lines.append(tag("text", names.short_of(chosen[end], 16), **where))
-    said = f"{side} endpoints in a circle; an arrow for each way that carries 2 % of the largest or more"
+    said = f"{side} endpoints in a circle; an arrow for each direction with 2 % of the largest or more"
     shape = {"viewBox": "0 0 10 10", "refX": 16, "refY": 5, "markerWidth": 9, "markerHeight": 9}
     tip = tag("path", d="M0 0L10 5L0 10z", class_="end")
     head = tag("marker", tip, **shape, markerUnits="userSpaceOnUse", orient="auto", id="arrow")

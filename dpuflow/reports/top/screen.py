@@ -104,7 +104,7 @@ def _table(seen: Seen, view: View, width: int, room: int) -> list[Line]:
     rows = view.ranks(seen)
     chosen = view.of(seen)
     if not rows:
-        return [Line("no rank is known yet" if not seen.ranks else "no rank is left by the filter")][:room]
+        return [Line("no rank is known yet" if not seen.ranks else "the filter leaves no rank")][:room]
     name = min(max(len(each.name) for each in rows), max(width - 52, 12))
     most = max(each.late_ns or 0 for each in rows)
     lines = [
