@@ -161,7 +161,9 @@ def test_what_a_scheduler_needs_is_in_it(receiver: Receiver, telling: Callable[.
     assert (row["condition"], row["severity"], row["confidence"]) == ("straggler", "warning", 0.95)
     assert (row["since_ns"], row["first_ns"], row["last_ns"]) == (S, 2 * S, 3 * S)
     assert row["advice"] == "look at the GPU of node1"
-    assert row["evidence"] == [{"capture": 0, "packets": [17, 42], "filter": "ip.src == 10.0.0.2"}]
+    assert row["evidence"] == [
+        {"capture": 0, "packets": [17, 42], "filter": "ip.src == 10.0.0.2", "unopenable": None}
+    ]
     (endpoint,) = (told["endpoints"][each] for each in row["endpoints"])
     assert (endpoint["address"], endpoint["rank"], endpoint["label"]) == ("10.0.0.2", 1, "node1 gpu0")
 
