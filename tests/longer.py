@@ -498,6 +498,14 @@ _ROWS = (
         "one large page in a browser; how large a page becomes is left (test_html.py)",
     ),
     (
+        "test_p2p.py::test_calls_of_one_message_each_among_many_on_a_busy_host", "^665$",
+        "another draw",
+    ),
+    (
+        "test_page_browser.py::test_it_prints_on_a4", "",
+        "a browser that prints; what a page shows on screens is left",
+    ),
+    (
         "test_partial_capture.py::test_a_ring_seen_at_one_rank_is_no_pipeline", "",
         "a capture of 27 s; what one node tells of rings is tested with shorter ones",
     ),
@@ -599,6 +607,10 @@ _ROWS = (
     (
         "test_significance.py::test_busy_hosts_that_are_alike_are_not_called_persistently_late", "",
         "statistics over many draws",
+    ),
+    (
+        "test_slow_sockets.py::test_sends_that_end_with_a_rest_are_parted_by_it", "",
+        "a pipeline's thousands of chunks; two ranks and a chain over slow sockets are left",
     ),
     (
         "test_slow_sockets.py::test_what_no_pause_parts_is_no_all_clear", "^[3-6]$",

@@ -49,7 +49,7 @@ def analysed(text: str, folder: Path) -> Analysis:
     return dpuflow.analyze([dpuflow.Vantage(c.name, (str(folder / c.name),)) for c in captures])
 
 
-@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_sends_that_end_with_a_rest_are_parted_by_it(seed: int, tmp_path: Path) -> None:
     """A part is four chunks and a rest; the link pauses between chunks as its sender does between parts."""
     result = analysed(SLOW.format(seed=seed, nodes=4, gbps=0.1, channels=4) + PIPELINE, tmp_path)
