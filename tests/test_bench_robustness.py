@@ -152,7 +152,7 @@ def test_what_a_verdict_is_worth() -> None:
     assert judged(naming(2, "intermittent", "host")).verdict == "right"
     assert judged(naming(2, "unknown", "unknown")).verdict == "untold"
     assert judged(naming(2, "late", "network")).verdict == "untold"
-    assert judged(naming(2, "unknown", "unknown"), "NOBODY WAS LATE ON ITS OWN ACCOUNT.").verdict == "cleared"
+    assert judged(naming(2, "unknown", "unknown"), "NOBODY WAS LATE BY ITS OWN DOING.").verdict == "cleared"
     assert judged(naming(9)).verdict == "cleared"
     assert judged(naming(1)).verdict == "accused"
     assert judged(naming(1, "late", "unknown")).verdict == "cleared"

@@ -21,7 +21,7 @@ SLACK_NS = 20_000
 
 
 def violated(folder: Path, op: str, iterations: int, **keys: object) -> tuple[int, int, set[str]]:
-    """Bounds of a scripted job that do not hold, all bounds and exact values; who is late on its own account.
+    """Bounds of a scripted job that do not hold, all bounds and exact values; who is late by its own doing.
 
     A rank without a capture may be called late for an unknown cause: its node or its link.
     """

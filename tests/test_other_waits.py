@@ -35,7 +35,7 @@ MS = 1_000_000
 
 
 def blamed(job: Job, faults: list[Fault], folder: Path, nodes: int) -> tuple[set[int], dict[str, Any]]:
-    """Endpoints that are called late or intermittent on their own account; the whole result."""
+    """Endpoints that are called late or intermittent by their own doing; the whole result."""
     scenario = Scenario(name="awaited", seed=7, cluster=Cluster(nodes=nodes), job=job, faults=faults)
     captures = write_case(scenario, str(folder))
     result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(folder / c.name),)) for c in captures])

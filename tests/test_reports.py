@@ -161,7 +161,7 @@ def test_text_is_as_agreed(name: str) -> None:
     ("world", "headline"),
     [
         (one_late, "LATE: rank 2 (10.0.0.3)."),
-        (nobody_late, "NOBODY WAS LATE ON ITS OWN ACCOUNT."),
+        (nobody_late, "NOBODY WAS LATE BY ITS OWN DOING."),
         (nothing_found, "NO VERDICT: no collectives were found"),
         (in_turn, "LATE IN TURN: rank 0, rank 1 and rank 2."),
         (hung, "HANG: rank 2 has not entered all_reduce."),
@@ -175,7 +175,7 @@ def test_nobody_seen_late_is_not_nobody_late() -> None:
     result = nobody_late()
     result.lateness[1].verdict = "unknown"
     first = next(text_lines(result))
-    assert first.startswith("NOBODY SEEN LATE on its own account, but rank 1 could not be judged: none of")
+    assert first.startswith("NOBODY SEEN LATE by its own doing, but rank 1 could not be judged: none of")
     for row in result.lateness:
         row.verdict = "unknown"
         row.told = Told(exact=3, bounded=2, untold=20)
@@ -201,7 +201,7 @@ def test_who_entered_late_but_is_not_judged(blind: list[int], own: str) -> None:
         row = result.lateness[number]
         row.verdict, row.unjudged, row.last_share = "unknown", "hidden", 0.1
     text = " ".join(line.strip() for line in text_lines(result))
-    assert f"came last at times, but too rarely, or not provably on {own} own account." in text
+    assert f"came last at times, but too rarely, or not provably by {own} own doing." in text
 
 
 def test_all_clear_says_how_far_it_goes() -> None:
@@ -210,7 +210,7 @@ def test_all_clear_says_how_far_it_goes() -> None:
         row.detectable_ns = detectable
     assert (
         next(text_lines(result))
-        == "NOBODY WAS LATE ON ITS OWN ACCOUNT (lateness over 40 us a step would show)."
+        == "NOBODY WAS LATE BY ITS OWN DOING (lateness over 40 us a step would show)."
     )
 
 
@@ -223,14 +223,14 @@ def test_all_clear_tells_single_incidents() -> None:
         entry.lateness_ns, entry.cause = round(late_ms * MS), "compute"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY WAS LATE ON ITS OWN ACCOUNT (lateness over 400 us a step would show), except for"
+        "NOBODY WAS LATE BY ITS OWN DOING (lateness over 400 us a step would show), except for"
         " isolated incidents: rank 2 once (9 ms) and rank 0 twice (up to 4 ms). "
     )
     # Seen too shortly to tell incidents from a habit (``judgement``).
     result.lateness[2].verdict = "unknown"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith(
-        "NOBODY SEEN LATE on its own account (lateness over 400 us a step would show), but rank 2"
+        "NOBODY SEEN LATE by its own doing (lateness over 400 us a step would show), but rank 2"
         " could not be judged: it was late once (9 ms); too little was captured to tell whether that recurs."
     )
 
@@ -241,7 +241,7 @@ def test_where_most_are_not_judged_that_comes_first() -> None:
         row.verdict = "unknown"
     text = " ".join(line.strip() for line in text_lines(result))
     assert text.startswith("MOST COULD NOT BE JUDGED (rank 0, rank 1 and rank 2): none of their")
-    assert " None of the others was seen late on its own account." in text
+    assert " None of the others was seen late by its own doing." in text
 
 
 def test_who_may_have_been_kept_by_the_network_is_not_called_late() -> None:

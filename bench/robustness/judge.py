@@ -3,12 +3,12 @@
 Wrong is what a user would act on wrongly; what is not told is not wrong. By order:
 
 ``accused``  an endpoint that nobody made late, and that was not late by itself either, is called late or
-             intermittent on its own account (cause compute, host or receiver);
+             intermittent by its own doing (cause compute, host or receiver);
 ``unasked``  the lateness put in is too little to be asked for, or there are no collectives;
 ``cleared``  somebody was late throughout, is not named, and is called on time or the report begins with
              NOBODY WAS LATE; of lateness now and then the same of all who were;
 ``right``    all that were late throughout are named, or some of those that were late now and then, as late
-             on their own account, or, where the twin has no capture of their node, as having come late; of a
+             by their own doing, or, where the twin has no capture of their node, as having come late; of a
              fault of the network or a receiver a finding speaks; nobody was late and somebody is on time;
 ``untold``   none of these;
 ``failed``   the analysis ended with an error.

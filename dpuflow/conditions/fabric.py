@@ -13,7 +13,7 @@ ROWS: Final = (
     Condition(
         "straggler",
         EAST_WEST,
-        "A rank enters collectives late on its own account, and its peers wait.",
+        "A rank enters collectives late by its own doing, and its peers wait.",
         "its lateness stands out from the noise of its group's entries, or from its peers' work in the same"
         " steps (docs/theory/verdicts.md).",
         f"What a step would be shorter by, else what peers waited: {_OF_RANKS}.",

@@ -56,7 +56,7 @@ def _together(result: Analysis) -> Iterator[list[int]]:
 
 def _late_times(result: Analysis) -> dict[int, tuple[int, frozenset[int]]]:
     """Of each endpoint how many complete collectives it took part in, and which of them, counted in their
-    order, it was late in on its own account: rails may have clocks that nothing ties."""
+    order, it was late in by its own doing: rails may have clocks that nothing ties."""
     seen: defaultdict[int, int] = defaultdict(int)
     late: defaultdict[int, set[int]] = defaultdict(set)
     for collective in result.collectives:

@@ -1,4 +1,4 @@
-"""Judgements of ranks in, findings about those that are late on their own account out.
+"""Judgements of ranks in, findings about those that are late by their own doing out.
 
 Advice never blames hardware for lateness alone: packets show when a rank was late, not what it was doing.
 """
@@ -83,7 +83,7 @@ def _first(times_ns: NDArray[np.int64], otherwise: int) -> int:
 
 
 def _late_rows(inferred: Inferred, row: Lateness) -> NDArray[np.int64]:
-    """Rows of Entries in which the rank was late on its own account; else in which it was late; else all."""
+    """Rows of Entries in which the rank was late by its own doing; else in which it was late; else all."""
     entries = inferred.entries
     whole: NDArray[np.int64] = entries.of[row.endpoint]
     whole = whole[(entries.enter_ns[whole] != NEVER) & entries.whole[whole]]

@@ -101,7 +101,7 @@ def faults_of(result: Analysis) -> list[Finding]:
 
 
 def main_fault(result: Analysis) -> Finding | None:
-    """The critical fault that is the answer where nobody is late on its own account."""
+    """The critical fault that is the answer where nobody is late by its own doing."""
     if any(row.verdict in ("late", "intermittent") for row in result.lateness) or stuck_in(result):
         return None
     sure = (f for f in faults_of(result) if f.severity == "critical" and f.confidence >= SURE)
@@ -139,7 +139,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             if row.collectives and row.last_share and row.unjudged != "incidents"
         ]
         own = "its" if len(behind) == 1 else "their"
-        why = f"came last at times, but too rarely, or not provably on {own} own account."
+        why = f"came last at times, but too rarely, or not provably by {own} own doing."
         waited = f" {listed(behind)} {why}" if behind else ""
         once = _incidents(result, [row.endpoint for row in blind])
         if once:
@@ -150,14 +150,14 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
             reason = _why_blind(result, blind, names)
         add = _add_captures(result)
         if 2 * len(blind) > len(result.lateness):
-            others = f"None of the others was seen late on its own account{beyond}."
+            others = f"None of the others was seen late by its own doing{beyond}."
             return f"MOST COULD NOT BE JUDGED ({who}): {reason}.{waited} {others}{add}", "warn"
         but = f"but {who} could not be judged: {reason}.{waited}"
-        return f"NOBODY SEEN LATE on its own account{beyond}, {but}{add}", "warn"
+        return f"NOBODY SEEN LATE by its own doing{beyond}, {but}{add}", "warn"
     hidden = max((each.unexplained_share for each in result.accounts), default=0.0)
     if hidden >= CRITICAL_SHARE:
         return (
-            f"NOBODY SEEN LATE on its own account{beyond}, but {percent(hidden)} of the time is unexplained."
+            f"NOBODY SEEN LATE by its own doing{beyond}, but {percent(hidden)} of the time is unexplained."
             f"{_add_captures(result)}"
         ), "warn"
     if _partly(result):
@@ -167,10 +167,10 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         told = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
         told += [f"{len(once) - len(told)} more"] if len(once) > len(told) else []
         return (
-            f"NOBODY WAS LATE ON ITS OWN ACCOUNT{beyond}, except for isolated incidents: {listed(told)}.",
+            f"NOBODY WAS LATE BY ITS OWN DOING{beyond}, except for isolated incidents: {listed(told)}.",
             "good",
         )
-    return f"NOBODY WAS LATE ON ITS OWN ACCOUNT{beyond}.", "good"
+    return f"NOBODY WAS LATE BY ITS OWN DOING{beyond}.", "good"
 
 
 def _incidents(result: Analysis, of_all: Sequence[int] = ()) -> dict[int, str]:
@@ -262,7 +262,7 @@ def perhaps_late(result: Analysis) -> list[Lateness]:
 
 def _kept(result: Analysis, row: Lateness, span_ns: int) -> Lateness:
     """The row with how often it was the last by what it was handed, where a rank that is not judged may have
-    done that: as a rule, at a critical cost, and mostly not on its own account.
+    done that: as a rule, at a critical cost, and mostly not by its own doing.
 
     Stages of a pipeline end a step one after the other by design.
     """

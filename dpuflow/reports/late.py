@@ -190,9 +190,9 @@ def _how_often(result: Analysis, row: Lateness) -> str:
 
 
 def _own(row: Lateness) -> str:
-    """``, in 19 on its own account``, where its inputs made it late in some others."""
+    """``, in 19 by its own doing``, where its inputs made it late in some others."""
     own, late = (round((share or 0) * row.collectives) for share in (row.own_share, row.late_share))
-    return f", in {own:,} on its own account" if 0 < own < late else ""
+    return f", in {own:,} by its own doing" if 0 < own < late else ""
 
 
 def _since(result: Analysis, row: Lateness) -> list[str]:

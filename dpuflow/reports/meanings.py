@@ -119,7 +119,7 @@ MEANINGS: Final[dict[str, dict[str, str]]] = {
         "perhaps_ns": "by how much, in the median",
         "told": "of its collectives: how many entry times are exact, bounded, unknown",
         "detectable_ns": "smallest lateness a step that would have been named; null: none would",
-        "own_share": "share of collectives in which it was late on its own account",
+        "own_share": "share of collectives in which it was late by its own doing",
         "late_ns": "how late where it was late: median",
         "late_most_ns": "how late where it was late: most",
         "late_bound": "whether late_ns is exact or a lower bound",

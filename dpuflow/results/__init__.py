@@ -164,7 +164,7 @@ class Lateness:
     rank-nanoseconds. ``since_ns``: the onset, None if from the start. ``perhaps_last``: in so many
     collectives beside those it, or one that it waits for, is likely to have been the last, by more than the
     noise, and nothing shows which; ``perhaps_ns``: later than the others by this much, in the median.
-    ``own_share``: late on its own account, of the same collectives; the rest of ``late_share`` it was handed.
+    ``own_share``: late by its own doing, of the same collectives; the rest of ``late_share`` it was handed.
     ``late_ns``, ``late_most_ns``: how late it was where it was late, median and most; ``late_bound`` is
     at_least where bounds among these leave the median open.
     ``detectable_ns``: the smallest lateness a step that would have been named with 95 % probability; None

@@ -1,4 +1,4 @@
-"""How late each rank was on its own account, and what that cost: the evidence that ranks are judged by.
+"""How late each rank was by its own doing, and what that cost: the evidence that ranks are judged by.
 
 In: lateness of every rank in every collective, and its causes. What counts as late is measured against the
 group's own noise, never against a fixed time; a rank answers for what it worked longer than its peers, less
@@ -150,7 +150,7 @@ def scatter_of(values: Floats) -> float:
 class Own(NamedTuple):
     """Per row of Entries what the rank answers for itself."""
 
-    amount_ns: Ints  # late on its own account by this much; 0 within the noise
+    amount_ns: Ints  # late by its own doing by this much; 0 within the noise
     excess_ns: Ints  # how much longer it worked than its peers; NEVER where not known
     later_ns: Ints  # the same, no more than it was late; NEVER where not known
     sigma_ns: Floats  # one standard deviation of its group's excess

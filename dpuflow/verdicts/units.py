@@ -43,7 +43,7 @@ class Units(NamedTuple):
 
     rows: Ints  # of Entries, in order of time
     place: Ints  # of each row in its unit
-    amount_ns: Ints  # of each unit: late on its own account by this much; 0 within the noise
+    amount_ns: Ints  # of each unit: late by its own doing by this much; 0 within the noise
     sure_ns: Ints  # ... that is no chance (``without_chance``)
     open_ns: Ints  # of each unit: with what only messages that nobody read excuse
     enter_ns: Ints  # of each row
@@ -111,8 +111,8 @@ class World:
     span_ns: int  # ... stalls apart
     standing: Standing  # of all ranks among their peers
     tests: int  # ranks compared, at each place of their steps
-    amount_ns: int  # by which all of them were late on their own account
-    often: frozenset[int] = frozenset()  # endpoints that were late on their own account as a habit, at a cost
+    amount_ns: int  # by which all of them were late by their own doing
+    often: frozenset[int] = frozenset()  # endpoints that were late by their own doing as a habit, at a cost
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
     together: bool = False  # ... or those of them that are not late as a habit by themselves
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them

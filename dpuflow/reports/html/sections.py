@@ -30,7 +30,7 @@ SHOWN: Final = {
 
 
 COLUMNS: Final = (
-    "A rank is late on its own account (own), or as its inputs were late (inherited), in so many of the"
+    "A rank is late by its own doing (own), or as its inputs were late (inherited), in so many of the"
     " collectives in which its lateness is known (of), by so much in the median; verdict and cause speak of"
     " the former. Entry times are"
     " exact (measured, with an error), bounded, or unknown. Detectable: the smallest lateness a step that"
