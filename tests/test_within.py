@@ -14,6 +14,8 @@ import dpuflow
 from dpuflow.entries import acts
 from dpuflow.entries.acts import _entry, _Lane
 from dpuflow.schema.rows import NEVER, Op
+from dpuflow.synth.case import write_case
+from dpuflow.synth.scenario import parse_scenario
 
 
 def lane(start: list[int], idle: list[int], lay_ns: int = 1000) -> tuple[np.ndarray, _Lane]:
@@ -89,3 +91,25 @@ def test_lanes_of_unlike_lengths_share_one_usual_distance(monkeypatch: pytest.Mo
     picked = {"data_ns": np.arange(5) * 10}
     places: Any = SimpleNamespace(instances=[instance], picked=picked, sender=np.zeros(5, np.int64))
     assert acts.last_within(places).rows.tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("nics", [1, 8])
+@pytest.mark.parametrize("place", [1, 3])
+def test_a_late_gpu_is_told_with_its_cost_whatever_adapters_its_node_has(
+    tmp_path: Path, nics: int, place: int
+) -> None:
+    """Several loops of large messages: those before it wait for credits, and are accused of nothing."""
+    scenario = {
+        "name": "x",
+        "cluster": {"nodes": 3, "gpus_per_node": 8, "nics_per_node": nics},
+        "nccl": {"channels": 2},
+        "job": {"kind": "loop", "iterations": 8, "ops": [{"op": "all_reduce", "bytes": 40 << 20}]},
+        "faults": [{"kind": "gpu_late", "us": 2000, "rank": 8 + place}],
+    }
+    write_case(parse_scenario(json.dumps(scenario), "x"), str(tmp_path))
+    result = dpuflow.analyze([str(path) for path in sorted(tmp_path.glob("*.pcap.gz"))])
+    late = {result.endpoints[row.endpoint].address for row in result.lateness if row.verdict == "late"}
+    assert late == ({"10.0.0.2"} if nics == 1 else {"10.0.0.2", "10.1.0.2"})
+    loud = [each for each in result.findings if each.severity != "info"]
+    assert [each.severity for each in loud if each.condition in ("straggler", "node_skew")] == ["critical"]
+    assert 0.15 < (loud[0].cost_share or 0) < 0.35  # 2 ms of 7 to 9

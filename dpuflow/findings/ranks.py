@@ -13,7 +13,17 @@ import numpy as np
 from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence
-from dpuflow.quantities import duration, in_steps, late_by, late_in, listed, name_of, node_name, rank_seconds
+from dpuflow.quantities import (
+    duration,
+    in_steps,
+    late_by,
+    late_in,
+    listed,
+    name_of,
+    node_name,
+    rank_seconds,
+    sentence,
+)
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -59,9 +69,12 @@ def _finding(
     steadiness = together[0].steadiness or "transient"
     ends = [row.endpoint for row in together]
     saved = [1 - w.step_without_ns / max(w.step_ns, 1) for w in result.what_if if w.endpoint in ends]
-    # Of some bounded lateness the path does not say what it cost; what peers waited does.
+    # Of bounded lateness the path may not say what it cost; what peers waited does.
     taken = min(sum(saved) or _share(inferred, rows, case.job_ns(ends), begin_ns), 1.0)
     waited = sum(row.caused_wait_ns or 0 for row in together)
+    if steadiness == "persistent" and together[0].late_bound == "at_least":
+        kept = kept_waiting(result, ends)
+        taken, waited = max(taken, kept.share), max(waited, kept.ns or 0)
     begins = since_ns if since_ns is not None else _first(inferred.entries.enter_ns[rows], joined.start_ns)
     ends_ns = max(int(inferred.entries.leave_ns[rows].max()), 0) if len(rows) else joined.end_ns
     return make_finding(
@@ -70,7 +83,7 @@ def _finding(
         (begins, ends_ns),
         Cost(waited or round(taken * case.span_ns(ends) * (len(result.lateness) - 1)), taken),
         min(row.confidence or 0.0 for row in together),
-        _summary(together, inferred, result),
+        _summary(together, inferred, result, waited),
         advice=_ADVICE[steadiness],
         alternatives=[*_by_kind(together[0], result), *_ALTERNATIVES[steadiness]],
         evidence=_evidence(case.captures, joined, inferred, rows),
@@ -113,7 +126,7 @@ def _share(
     return min(float(inferred.charges.cost_ns[rows].sum()) / max(span, 1), 1.0)
 
 
-def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis) -> str:
+def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis, waited_ns: int) -> str:
     if len(together) > 1:
         return late_in_turn(together, result)
     (row,) = together
@@ -129,7 +142,7 @@ def _summary(together: Sequence[Lateness], inferred: Inferred, result: Analysis)
     by = f", by {late_by(row)} (median)," if row.late_ns is not None else ""
     return (
         f"{names[0]} entered {late_in(row)} collectives late{by} and its peers"
-        f" waited {rank_seconds(row.caused_wait_ns or 0)} for it."
+        f" waited {rank_seconds(waited_ns)} for it."
     )
 
 
@@ -180,8 +193,10 @@ def late_together(rows: Sequence[Lateness], result: Analysis, waited_ns: int) ->
     """The sentence on ranks of one node that are late in the same operations."""
     waited = rank_seconds(waited_ns)
     by = f", by {late_by(rows[0])} (median)," if rows[0].late_ns is not None else ""
+    name = unit_name(result, rows[0])
+    who = name if rows[0].node is None else sentence(name)  # no host's name is capitalised
     return (
-        f"{unit_name(result, rows[0])} entered {late_in(rows[0])} collectives of each rank late together{by}"
+        f"{who} entered {late_in(rows[0])} collectives of each rank late together{by}"
         f" and their peers waited {waited} for them. One of the node's GPUs may be holding up the others."
     )
 
