@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from network import HERE, Star, run
+from network import FIRST, HERE, Star, run
 from test_agent_live import Agent, running
 from test_live_job import gloo_library
 
@@ -49,7 +49,7 @@ def serving(star: Star, folder: Path) -> Iterator[None]:
     """Ranks and clients at work while the block runs; a rank's orders are in ``folder``."""
     (folder / "store").mkdir()
     started = []
-    program = (sys.executable, str(HERE / "service.py"))
+    program = (*FIRST, sys.executable, str(HERE / "service.py"))
     try:
         for n in range(RANKS):
             (folder / f"orders{n}").write_text("")

@@ -6,6 +6,7 @@ import importlib.util
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import statistics
@@ -14,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from network import HERE, Pair
+from network import FIRST, HERE, Pair
 
 pytestmark = pytest.mark.long
 
@@ -36,7 +37,7 @@ def run_job(
 ) -> dict[int, list[int]]:
     """Rank 0 in namespace a, rank 1 in b; when each rank entered each operation, in ns."""
     agent = job.with_name("agent")  # in place of ssh: mpirun gives it the host and the command
-    agent.write_text(f'#!/bin/sh\nshift\nexec ip netns exec {pair.b} sh -c "$*"\n')
+    agent.write_text(f'#!/bin/sh\nshift\nexec {shlex.join(FIRST)} ip netns exec {pair.b} sh -c "$*"\n')
     agent.chmod(0o755)
     settings = {
         "plm_rsh_agent": str(agent),
@@ -47,7 +48,7 @@ def run_job(
     mca = [word for name, value in settings.items() for word in ("--mca", name, value)]
     hosts = ["-H", "10.77.0.1,10.77.0.2", "-np", "2", "--map-by", "node"]
     rank = [str(job), str(LATE_RANK), str(late_ms), str(steps), str(late_from)]
-    done = pair.call(pair.a, "mpirun", "--allow-run-as-root", *mca, *hosts, *rank)
+    done = pair.call(pair.a, *FIRST, "mpirun", "--allow-run-as-root", *mca, *hosts, *rank)
     assert done.returncode == 0, done.stderr
     entered: dict[int, list[int]] = {0: [], 1: []}
     for rank, _, at in re.findall(r"enter (\d+) (\d+) (\d+)", done.stderr):
@@ -70,8 +71,8 @@ def run_gloo(pair: Pair, store: Path) -> dict[int, list[int]]:
     store.mkdir()
     ranks = [
         pair.start(
-            space, sys.executable, str(HERE / "gloo_job.py"), gloo_library(), str(rank), address, str(store),
-            str(LATE_RANK), str(LATE_MS), str(STEPS), "65536",
+            space, *FIRST, sys.executable, str(HERE / "gloo_job.py"), gloo_library(), str(rank), address,
+            str(store), str(LATE_RANK), str(LATE_MS), str(STEPS), "65536",
         )
         for rank, space, address in ((0, pair.a, "10.77.0.1"), (1, pair.b, "10.77.0.2"))
     ]  # fmt: skip
