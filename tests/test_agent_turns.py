@@ -13,6 +13,7 @@ from agent_http import serving
 from agent_worlds import board
 
 from dpuflow.agent import server, turns
+from dpuflow.agent.board import Health
 from dpuflow.agent.config import Api
 from dpuflow.agent.turns import WAIT_S, Share, Turns
 
@@ -100,6 +101,23 @@ def used_by(name: str) -> Callable[[], float]:
     assert found.ident is not None
     clock = time.pthread_getcpuclockid(found.ident)
     return lambda: time.clock_gettime(clock)
+
+
+def test_a_capture_that_leaves_out_pairs_has_more_of_the_cpu() -> None:
+    """In a flood of packets a crowd at the API left 31 % of them kept, where without it 51 % were."""
+    told = board()
+    told.report(Health(degraded="more than 50 % of a core", fidelity="sampled"))
+    with serving(told, Api(listen="127.0.0.1:0", health="127.0.0.1:0"), limited=True) as running:
+        assert running.parts.server is not None
+        assert server.share_of(running.parts._context) == server.API_SHARE_SHORT < server.API_SHARE
+        used = used_by("http")
+        begun_s, used_s = time.monotonic(), used()
+        with flooded(running.parts.server.address[1], b"/api/v1/openapi.json", False):
+            time.sleep(5)
+            allowed_s = 0.05 * 0.5 * (time.monotonic() - begun_s + turns.CREDIT_S)
+            assert used() - used_s < 1.2 * allowed_s + 0.1
+        told.report(Health(degraded="messages only", fidelity="messages"))
+        assert server.share_of(running.parts._context) == server.API_SHARE
 
 
 @pytest.mark.parametrize("again", [False, True], ids=["connections kept", "ever new connections"])
