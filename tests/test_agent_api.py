@@ -392,10 +392,10 @@ import sys
 sys.modules[{module!r}] = None
 from dpuflow.agent import outlets
 from dpuflow.agent.board import Board
-from dpuflow.agent.config import Config
+from dpuflow.agent.config import Config, Webhook
 from dpuflow.errors import MissingError
 try:
-    outlets.start(Board(), Config())
+    outlets.start(Board(), Config(webhooks=[Webhook(url="http://127.0.0.1:1/")]))
 except MissingError as error:
     print(error)
 """
