@@ -141,7 +141,8 @@ class Case:
 
     def taken_share(self, held: NDArray[np.int64], endpoints: Collection[int]) -> float:
         """Of its time what the job lost while messages from or to one of ``endpoints`` were ``held`` (from
-        when to when, two rows): as far as they lay on the critical path of its steps.
+        when to when, two rows): as far as they lay on the critical path of its steps. Of several jobs what
+        those of ``endpoints`` lost, where they are in any.
 
         A step that is longer than others ever are is so because of what held messages meanwhile, wherever its
         path went. What of the job lies before the first step's end or after the last one's counts whole.
@@ -151,7 +152,9 @@ class Case:
         held_by = Covered(held).before
         whole = covered_ns(held, *self.job_ns(endpoints))
         found = [] if self.inferred.accounts else [whole]
-        for account, beyond in zip(self.inferred.accounts, self._beyond, strict=True):
+        every = list(zip(self.inferred.accounts, self._beyond, strict=True))
+        own = [each for each in every if not set(each[0].endpoints).isdisjoint(endpoints)]
+        for account, beyond in own or every:
             steps = np.r_[account.ends_ns[:1] - account.lengths_ns[:1], account.ends_ns]
             _, _, begin, end = account.moves[:, np.isin(account.moves[:2], [-1, *endpoints]).any(axis=0)]
             of = np.clip(np.searchsorted(steps, begin, side="right") - 1, 0, account.steps - 1)
