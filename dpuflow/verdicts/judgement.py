@@ -138,7 +138,7 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
     often = {e for e, ns in cost_ns.items() if is_material(ns, world.span_ns)}
     world.often = frozenset(often)
     others = [u.open_ns for e, u in units.items() if e not in often]
-    world.together = is_habit(np.concatenate([np.zeros(0, np.int64), *others]), world.whole_ns)
+    world.together = bool(others) and not is_seldom(np.concatenate(others), world.whole_ns)
     found = [_judge_one(e, rows[e], rows[e][usable[rows[e]]], units[e], evidence, world) for e in endpoints]
     return _beside_the_main(found, own, rows)
 
@@ -283,8 +283,8 @@ def _persistence_of(endpoint: int, rows: Ints, units: Units, evidence: Evidence,
 
 def _on_time_or_unknown(units: Units, world: World) -> str:
     """Unknown where it was late of its own doing, and seen too shortly to call that a habit or none; or again
-    and again, at little cost by itself, where all such ranks together are late as a habit, for all that is
-    known of chance."""
+    and again, at little cost by itself, where all such ranks together are late too often for incidents, for
+    all that is known of chance."""
     beside = world.together and np.count_nonzero(units.open_ns) >= FEWEST
     return "on_time" if is_seldom(units.open_ns, world.whole_ns) and not beside else "unknown"
 
