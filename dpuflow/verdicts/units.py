@@ -114,8 +114,8 @@ class World:
     amount_ns: int  # by which all of them were late by their own doing
     often: frozenset[int] = frozenset()  # endpoints that were late by their own doing as a habit, at a cost
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
-    together: bool = False  # those that are not late as a habit by themselves were so, all of them together
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
+    together: bool = False  # those that are not late as a habit by themselves were so, all of them together
 
 
 def world_of(
