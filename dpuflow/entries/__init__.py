@@ -27,11 +27,12 @@ from dpuflow.entries.relative import (
     relate,
     short_of_ranks,
 )
-from dpuflow.entries.rows import BEYOND, ONE_SIDED, RULES, Entries, Rule
+from dpuflow.entries.rows import AT_ONCE, BEYOND, ONE_SIDED, RULES, Entries, Rule
 
 __all__ = [
     "AT_LEAST",
     "AT_MOST",
+    "AT_ONCE",
     "BEYOND",
     "BOUNDS",
     "EXACT",

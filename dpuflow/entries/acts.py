@@ -16,14 +16,14 @@ its credit, it had waited for that GPU alone (NCCL 2.30, src/device/all_reduce.h
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.entries.channels import started_ns
 from dpuflow.entries.inputs import last_event, reached_before
 from dpuflow.entries.places import by_process
-from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
+from dpuflow.entries.rows import AT_ONCE, FAR, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
@@ -263,10 +263,6 @@ def last_within(places: Places) -> Within:
     rows = np.array(sorted(found), np.int64)
     _, waited, at, inner, lag, since = np.array([found[row] for row in rows.tolist()], np.int64).T
     return Within(rows, at, waited == 0, inner > 0, lag, since)
-
-
-AT_ONCE: Final = 0.1
-"""Of the time since the step before: as of messages that waited for credits (``verdicts.receivers``)."""
 
 
 def _lanes(picked: Picked, sender: Ints, mine: Ints, gpus: int, steps: int, slices: int) -> Iterator[_Lane]:

@@ -25,6 +25,8 @@ BY_GPUS: Final = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
 """What GPUs send."""
 FEWEST: Final = 8
 """Of fewer times nothing is known to be usual."""
+AT_ONCE: Final = 0.1
+"""Of the time since it could have left: what leaves so soon after its credit may have waited for that."""
 FAR_BEYOND: Final = 3.0
 """Times a slow reaction (SLOW) that no reaction takes: of an exponential tail one in 8,000."""
 SLOW: Final = 95

@@ -15,9 +15,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import Latest, Picked
-from dpuflow.entries import places_of
+from dpuflow.entries import AT_ONCE, places_of
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.receivers import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

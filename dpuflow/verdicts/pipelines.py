@@ -21,9 +21,10 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.arrays.stretches import Covered
+from dpuflow.entries import AT_ONCE
 from dpuflow.matching.model import RARE, TWICE
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.receivers import AT_ONCE, worked_since
+from dpuflow.verdicts.receivers import worked_since
 from dpuflow.verdicts.steps import REPEATS
 
 if TYPE_CHECKING:

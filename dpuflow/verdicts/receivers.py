@@ -8,12 +8,12 @@ its peers, and the links are as quick as others.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked
-from dpuflow.entries import against_others, places_of, previous_row
+from dpuflow.entries import AT_ONCE, against_others, places_of, previous_row
 from dpuflow.entries.inputs import lines_of
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 from dpuflow.verdicts.chance import is_material, usual_excess
@@ -99,10 +99,6 @@ def _waited(exchanges: Rows, instances: Sequence[Instance], entries: Entries, nu
     total = np.bincount(line.reshape(-1), (credit - left)[at]).astype(np.int64)
     np.maximum.at(out, keys[0][keys[0] >= 0], total[keys[0] >= 0])
     return out
-
-
-AT_ONCE: Final = 0.1
-"""Of the time since a stage could work: what leaves so soon after its credit may have waited for that."""
 
 
 def taken_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Ints:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import classes
+from dpuflow.entries import AT_ONCE
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.chance import SIGMAS, scatter_of_steps
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
-from dpuflow.verdicts.receivers import AT_ONCE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
