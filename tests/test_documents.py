@@ -98,14 +98,14 @@ def test_how_a_wheels_completion_is_turned_on_is_said_where_it_is() -> None:
 def test_the_first_screen_has_a_way_for_a_job_that_is_slow_now() -> None:
     """The command that gave the verdict shown, then place, install, capture, analyse."""
     first = (ROOT / "README.md").read_text().partition("## Where to capture")[0]
-    assert first.index("$ dpuflow analyze traces/") < first.index("LATE: ") < first.index("slow now?")
+    assert first.index("$ dpuflow analyze traces/") < first.index("LATE: ") < first.index("slow right now?")
     for word in (
         "#where-to-capture",
         "#install-on-nodes",
         "dpuflow capture --on",
         "dpuflow analyze job --html",
     ):
-        assert word in first.partition("slow now?")[2]
+        assert word in first.partition("slow right now?")[2]
 
 
 def test_what_is_unknown_is_called_so() -> None:
