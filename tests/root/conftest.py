@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,6 +13,13 @@ import pytest
 from network import PROJECT, Pair
 
 TRACES = PROJECT / "traces"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """What a shell without job control runs in the background ignores Ctrl-C, and so would its children."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
