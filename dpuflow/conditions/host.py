@@ -87,8 +87,8 @@ ROWS: Final = (
     Condition(
         "p2p_throttling",
         PCIE,
-        "What comes into a node lies there, with its credit there and nothing else leaving, for longer than"
-        " at the other nodes.",
+        "Data that passes through a node waits there for longer than at other nodes, although its receiver"
+        " has granted credit and its connection is idle.",
         "that time, of the median message beyond what passing on takes at the least, is more than twice that"
         " of any other node.",
         f"That time, one message after the other, beyond the other nodes' median: {_OF_RANKS}.",

@@ -92,9 +92,10 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
         (case.joined.start_ns, case.joined.end_ns),
         Cost(round(share * case.span_ns(ends) * ranks), share),
         0.7,
-        f"What passes through the node of {name_of(case.result.endpoints[most])} lies there for"
-        f" {duration(round(usual[most]))} a message, with its credit there and nothing else leaving (median;"
-        f" other nodes: {duration(round(float(np.median(others))))}): {percent(share)} of the time in all.",
+        f"Each message that passes through the node of {name_of(case.result.endpoints[most])} waits there for"
+        f" {duration(round(usual[most]))} (median; other nodes: {duration(round(float(np.median(others))))}),"
+        f" although its receiver has granted credit and its connection is idle: {percent(share)} of the time"
+        " in all.",
     )
 
 

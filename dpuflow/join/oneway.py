@@ -17,7 +17,7 @@ def one_way(captures: Sequence[CaptureTables]) -> list[str]:
     """What is wrong with captures in which nobody is answered."""
     return [
         f"{tables.info.vantage}: only one direction of the traffic was captured, so most entry times are"
-        " unknown. Capture both: of a mirrored switch port ingress and egress; else look at the filter."
+        " unknown. Capture both: mirror ingress and egress of a switch port, or check the capture filter."
         for tables in captures
         if _is_one_way(tables)
     ]

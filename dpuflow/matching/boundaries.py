@@ -240,8 +240,8 @@ def ahead_of(sizes: Sequence[Ints], whole: Ints) -> Ints:
 
 
 def as_many(items: Iterable[T], messages: Callable[[T], int]) -> list[list[T]]:
-    """``items`` by how many messages they have, the fewest first: as many where they differ by what the
-    capture's end cut off."""
+    """``items`` in groups that have as many messages, but for what the end of a capture cut off; the fewest
+    first."""
     found: list[list[T]] = []
     for item in sorted(items, key=messages):
         least = messages(found[-1][0]) if found else 0

@@ -76,7 +76,7 @@ def of_nobody(result: Analysis, names: Names) -> tuple[str, str]:
         seen = sum(capture.packets for capture in result.captures)
         if seen and sum(sum(capture.skipped.values()) for capture in result.captures) >= seen:
             return (
-                f"NO VERDICT: of {count(seen, 'packet')} none is RoCE or TCP. Is it the interface of the job?"
+                f"NO VERDICT: none of {count(seen, 'packet')} is RoCE or TCP. Is it the interface of the job?"
             ), "warn"
         if result.collectives:
             text = "NO VERDICT: transfers but no collectives were found, so nobody can be called late."
