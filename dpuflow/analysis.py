@@ -189,7 +189,7 @@ def _read(
     ranks: Mapping[str, Place] | None,
 ) -> Read:
     """The operations that captures on one time line saw, with when each rank came."""
-    from dpuflow.entries import build_entries, gpus_within
+    from dpuflow.entries import build_entries
     from dpuflow.exchanges.build import build_exchanges
     from dpuflow.identity.endpoints import endpoint_ranks
     from dpuflow.islands.analyse import Read
@@ -202,8 +202,7 @@ def _read(
     several = {node for node, count in Counter(home).items() if count > 1}
     for instance in instances:
         # The ranks that it does not show may be at other NICs of its nodes, not behind these.
-        beside = instance.hides_ranks and any(home[end] in several for end in instance.order)
-        if beside and not gpus_within(instance):
+        if instance.hides_ranks and any(home[end] in several for end in instance.order):
             instance.view = replace(instance.view, apart=True)
     untold = count_untold(joined.columns, exchanges, instances)
     return Read(joined, exchanges, instances, build_entries(exchanges, instances), untold, known)

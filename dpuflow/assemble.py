@@ -89,7 +89,7 @@ def assemble(
         groups=[Group(number, members, kind) for number, (members, kind) in enumerate(kinds)],
         collectives=collectives,
         lateness=[
-            _lateness(j, seen_with.get(j.endpoint), inferred, endpoints[j.endpoint])
+            _lateness(j, seen_with.get(j.endpoint), inferred, address_text(joined.endpoints[j.endpoint]))
             for j in inferred.judgements
         ],
         edges=[measured.edge for measured in inferred.edges],
@@ -296,14 +296,11 @@ def _seen_with(
     return {endpoint: sorted(others - {endpoint}) for endpoint, others in found.items()}
 
 
-def _lateness(
-    j: Judgement, relative_to: list[int] | None, inferred: Inferred, endpoint: Endpoint
-) -> Lateness:
+def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, address: str) -> Lateness:
     known = j.collectives > 0
     later = inferred.bounded.later_ns[inferred.entries.of[j.endpoint]]
     later = later[later != NEVER]
     told = inferred.told.get(j.endpoint)
-    node = endpoint.id if endpoint.node is None else endpoint.node  # its own number where it is alone there
     return Lateness(
         endpoint=j.endpoint,
         collectives=j.collectives,
@@ -325,9 +322,10 @@ def _lateness(
         late_ns=j.amount.median_ns,
         late_most_ns=j.amount.most_ns,
         late_bound=j.amount.bound,
-        node=node if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
+        # Such an endpoint is alone on its node.
+        node=j.endpoint if j.late and _by_inner_gpus(j.endpoint, inferred) else None,
         confidence=j.confidence,
-        address=endpoint.address,
+        address=address,
         unjudged=cast("Unjudged | None", j.unjudged if j.verdict == "unknown" else None),
     )
 

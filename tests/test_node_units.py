@@ -56,6 +56,15 @@ def test_the_same_steps() -> None:
     assert units(two_nodes()) == [[0, 1], [0, 1], [], []]
 
 
+def test_gpus_of_which_only_the_node_is_known_are_one_unit_already() -> None:
+    """Trees show a node's GPUs as one: none of its endpoints took part in a collective by itself."""
+    result = two_nodes()
+    for row in result.collectives:
+        row.ranks = [replace(entry, endpoint=None, node=entry.endpoint % 2) for entry in row.ranks]
+    lateness = [replace(row, node=row.endpoint) for row in result.lateness]
+    assert units(replace(result, lateness=lateness)) == [[], [], [], []]
+
+
 def test_other_amounts_are_others() -> None:
     assert units(two_nodes(ms=(5, 9, 5, 5))) == [[], [], [], []]
 

@@ -148,8 +148,7 @@ job: {kind: training, tp: 4, steps: 6, layers: 2, buckets: 1, bucket_bytes: 9000
 
 
 def test_gpus_that_share_an_adapter_are_told_apart_by_the_ranks_that_entries_name(tmp_path: Path) -> None:
-    """The latest of them is the adapter's entry. Records too short for the ranks hold no such thing: which of
-    their node's GPUs is late shows, by the steps of rings, and not behind which of its adapters."""
+    """The latest of them is the adapter's entry. Records too short for the ranks hold no such thing."""
     more = settings(cluster={"nodes": 2, "gpus_per_node": 4, "nics_per_node": 2, "link_gbps": 400},
                     nccl={"channels": 4}, faults=[{"kind": "gpu_late", "rank": 5, "us": 150}])  # fmt: skip
     op = "op: all_reduce, bytes: 500000, protocol: ll"
@@ -178,13 +177,8 @@ def test_gpus_that_share_an_adapter_are_told_apart_by_the_ranks_that_entries_nam
                 assert row.lateness_ns >= lateness - 5_000
     assert exact
     cut, _ = analysed(loop(op, more + settings(observation={"snaplen": 100}), iterations=8), tmp_path / "cut")
-    nodes = {"10.0.0.2", "10.1.0.2"}
-    assert {cut.endpoints[row.endpoint].address for row in cut.lateness if row.verdict == "late"} == nodes
-    assert all(140_000 < (row.late_ns or 0) < 155_000 for row in cut.lateness if row.verdict == "late")
-    # What names a node does so by its number among the endpoints.
-    late = [row for row in cut.lateness if row.verdict == "late"]
-    named = {row.node for row in late} - {None}
-    assert named == {cut.endpoints[row.endpoint].node for row in late}
+    assert any("share an adapter" in sentence for sentence in cut.limits)
+    assert not [row for row in cut.lateness if row.verdict == "late"]
 
 
 @pytest.mark.parametrize(

@@ -228,13 +228,18 @@ class _Lane(NamedTuple):
 
 
 def gpus_within(instance: Instance) -> int:
-    """How many GPUs of each node a ring shows, by whichever of its adapters it goes; 0 where none does so."""
+    """How many GPUs each adapter serves where a ring shows each of them; 0 where none does so.
+
+    Of a node with several adapters none is known by the ring's steps: that GPU may be behind any of them.
+    """
     ring = instance.algorithm is not None and instance.algorithm.name == "ring"
-    view, nodes = instance.view, len(set(instance.placement.nodes))
+    view, n = instance.view, len(instance.order)
     known = view.near is None and instance.hides_ranks and not view.inside and not view.apart
-    if not (ring and known and instance.complete) or nodes < 2 or instance.placement.ranks % nodes:
+    if not (ring and known and instance.complete) or n < 2 or instance.placement.ranks % n:
         return 0
-    return instance.placement.ranks // nodes
+    if len(set(instance.placement.nodes)) < n:
+        return 0
+    return instance.placement.ranks // n
 
 
 def last_within(places: Places) -> Within:

@@ -41,7 +41,7 @@ def _together(result: Analysis) -> Iterator[list[int]]:
     """Endpoints of one node that were late in the same operations by as much, two or more."""
     node = {endpoint.id: endpoint.node for endpoint in result.endpoints}
     late = [row for row in result.lateness if row.verdict in ("late", "intermittent") and row.cause in OWN]
-    late = [row for row in late if node[row.endpoint] is not None]
+    late = [row for row in late if row.node is None and node[row.endpoint] is not None]
     times = _late_times(result)
     by_node: defaultdict[tuple[int | None, str], list[Lateness]] = defaultdict(list)
     for row in late:

@@ -22,7 +22,6 @@ from dpuflow.quantities import (
     name_of,
     node_name,
     rank_seconds,
-    sentence,
 )
 from dpuflow.schema.rows import NEVER
 
@@ -193,10 +192,8 @@ def late_together(rows: Sequence[Lateness], result: Analysis, waited_ns: int) ->
     """The sentence on ranks of one node that are late in the same operations."""
     waited = rank_seconds(waited_ns)
     by = f", by {late_by(rows[0])} (median)," if rows[0].late_ns is not None else ""
-    name = unit_name(result, rows[0])
-    who = name if rows[0].node is None else sentence(name)  # no host's name is capitalised
     return (
-        f"{who} entered {late_in(rows[0])} collectives of each rank late together{by}"
+        f"{unit_name(result, rows[0])} entered {late_in(rows[0])} collectives of each rank late together{by}"
         f" and their peers waited {waited} for them. One of the node's GPUs may be holding up the others."
     )
 
