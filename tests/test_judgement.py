@@ -33,7 +33,9 @@ def noisy(seed: int, scale: float = 100_000) -> Callable[[], int]:
     return lambda: round(choices.expovariate(1 / scale))
 
 
-def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgement]]:
+def stages(
+    world: World, excused: Callable[[Entries], np.ndarray] | None = None
+) -> tuple[list[Instance], Entries, Charges, list[Judgement]]:
     exchanges = build_exchanges(world.transfers())
     instances = world.instances(exchanges)
     entries = build_entries(exchanges, instances)
@@ -44,7 +46,8 @@ def stages(world: World) -> tuple[list[Instance], Entries, Charges, list[Judgeme
     slow = slow_rows(measure_links(exchanges, instances), entries)
     causes = causes_of(instances, entries, relative, charges, slow, no_waits(entries, instances))
     step = find_steps(instances, entries, of)[1]
-    own = own_lateness(instances, entries, relative, causes, of, np.zeros(len(step), np.int64))
+    kept = np.zeros(len(step), np.int64) if excused is None else excused(entries)
+    own = own_lateness(instances, entries, relative, causes, of, kept)
     worked_ns, stalled = (
         find_work(entries, step).ns,
         stalls(entries, exchanges, instances, of[entries.collective]),
@@ -298,6 +301,21 @@ def test_a_rank_never_seen_is_unknown() -> None:
 
 
 # -- whose fault ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kept_ns", "said"),
+    [(0, ("late", None)), (9 * MS, ("unknown", "excused")), (2 * MS, ("late", None))],
+)
+def test_what_the_network_may_have_kept_a_rank_for_neither_accuses_nor_clears_it(
+    kept_ns: int, said: tuple[str, str | None]
+) -> None:
+    """A rank late by 5 ms each time, while its last data is still on its way over a slow link."""
+    world = World("eager", react=noisy(3, 20_000))
+    run_job(world, RING, 4096, [0, 1, 2, 3], 40, late=lambda rank, turn: 5 * MS * (rank == 2))
+    found = stages(world, lambda entries: np.where(entries.endpoint == 2, kept_ns, 0))[3]
+    assert (found[2].verdict, found[2].unjudged) == said
+    assert others(found, 2) == {"on_time"}
 
 
 @pytest.mark.parametrize("style", ["gloo", "eager"])

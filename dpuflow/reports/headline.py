@@ -136,7 +136,7 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         behind = [
             names.short(row.endpoint)
             for row in blind
-            if row.collectives and row.last_share and row.unjudged != "incidents"
+            if row.collectives and row.last_share and row.unjudged not in ("incidents", "excused")
         ]
         own = "its" if len(behind) == 1 else "their"
         why = f"came last at times, but too rarely, or not provably by {own} own doing."
@@ -145,7 +145,10 @@ def _clear_headline(result: Analysis, names: Names) -> tuple[str, str]:
         if once:
             one = len(blind) == 1
             times = [f"{'it' if one else names.short(end)} was late {each}" for end, each in once.items()]
-            waited, reason = "", f"{listed(times)}; too little was captured to tell whether that recurs"
+            why = "too little was captured to tell whether that recurs"
+            if any(row.unjudged == "excused" for row in blind):
+                why = "the network may explain that"
+            waited, reason = "", f"{listed(times)}; {why}"
         else:
             reason = _why_blind(result, blind, names)
         add = _add_captures(result)
@@ -201,12 +204,14 @@ def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
     """Why nothing is said of these ranks: incidents that may be chance, most of their times are not told, or
     too much would be hidden."""
     ends = {row.endpoint for row in blind}
-    rare = sum(row.unjudged == "incidents" for row in blind)
+    excused = sum(row.unjudged == "excused" for row in blind)
+    rare = excused + sum(row.unjudged == "incidents" for row in blind)
     once = {end: each for end, each in _incidents(result).items() if end in ends}
     if 2 * rare > len(blind) and once:
         which = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
         which += [f"{len(once) - len(which)} more"] if len(once) > len(which) else []
-        return f"late at times, which host stalls may explain: {listed(which)}"
+        by = "the network" if 2 * excused > rare else "host stalls"
+        return f"late at times, which {by} may explain: {listed(which)}"
     beyond = [row for row in blind if row.unjudged in (None, "hidden")]
     hidden = [row.detectable_ns for row in beyond if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):

@@ -172,8 +172,8 @@ class Lateness:
     where nothing is claimed. ``together``: endpoints of its node, itself among them, that were late in the
     same operations by as much, so that one of them may have kept the others; empty where it was alone.
     ``unjudged``: why its verdict is unknown; else None. It came late at times, which is neither a habit nor
-    nothing (incidents); lateness that matters would be hidden; its times are not_told; or ranks without a
-    capture may have kept it (unseen).
+    nothing (incidents); the network, or messages of no collective, may have kept it (excused); lateness that
+    matters would be hidden; its times are not_told; or ranks without a capture may have kept it (unseen).
     """
 
     endpoint: int

@@ -159,7 +159,7 @@ class Own(NamedTuple):
     most_ns: Ints  # of those: it worked no longer than its peers by more; NEVER where not known
     usual: Bools  # compared with what peers usually work; how late it was is bounded only
     by_peers: Bools  # ... with that of several
-    unread_ns: Ints  # late by so much more, if not for messages that nobody read
+    open_ns: Ints  # late by so much more, if not for the network, or messages that nobody read
     staged: Bools  # acts of pipeline stages, compared with like ones (``stages``)
     design_ns: Floats  # ... that may take so much longer by design
 
@@ -211,6 +211,8 @@ def own_lateness(
     told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])
     mine = known & (lateness > beyond) & (told[causes.cause] | (causes.partly & (causes.cause == UNKNOWN)))
     mine &= (2 * excess >= lateness) | (amount > beyond)
+    # What the network may have kept it for does not accuse a rank, and does not clear it either.
+    excused = np.where(mine & known, np.minimum(excused_ns, amount), 0)
     amount = np.where(known, np.maximum(amount - excused_ns, 0), amount)
     mine &= (excused_ns == 0) | (amount > beyond)
     # Who waited for an input or an offer was there before, and who sent first may not have been late at all:
@@ -224,6 +226,7 @@ def own_lateness(
     excess, amount = np.where(unknown, NEVER, excess), np.where(unknown, NEVER, amount)
     unproved &= ~unknown
     unread = np.where(known & (causes.unread_ns > beyond), causes.unread_ns, 0)
+    unread = np.maximum(unread, np.where(excused > beyond, excused, 0))
     told = unproved & (causes.usual > 0) & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
     amount_ns = np.where(mine, amount, 0)

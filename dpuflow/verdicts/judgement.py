@@ -108,8 +108,9 @@ class Judgement:
         return self.verdict in LATE
 
     def unknown(self, why: str) -> Judgement:
-        """The same where what was seen carries no verdict: it had "incidents", no habit and not nothing, its
-        times are "not_told", lateness that matters is "hidden", or "unseen" ranks may have kept it.
+        """The same where what was seen carries no verdict: it had "incidents", no habit and not nothing; it
+        is "excused" by what may have kept it; its times are "not_told", lateness that matters is "hidden", or
+        "unseen" ranks may have kept it.
 
         The first reason stands.
         """
@@ -227,6 +228,8 @@ def _judge_one(
     unproved = not len(units.rows) and bool(late.any())  # it comes late, nothing shows how long it worked
     if unproved:
         said = said._replace(verdict="unknown")
+    excused = int(own.open_ns[units.rows].sum()) > int(own.amount_ns[units.rows].sum())
+    why = "not_told" if unproved else "excused" if excused else "incidents"
     blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
     told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
     return Judgement(
@@ -244,7 +247,7 @@ def _judge_one(
         usual_ns=said.usual_ns,
         own_share=float((own.amount_ns[rows] > 0).mean()) if len(rows) else 0.0,
         amount=amount_of(lateness[late], lower[late], claimed.error_ns[rows[late]]),
-        unjudged=("not_told" if unproved else "incidents") if said.verdict == "unknown" else None,
+        unjudged=why if said.verdict == "unknown" else None,
     )
 
 

@@ -45,7 +45,7 @@ class Units(NamedTuple):
     place: Ints  # of each row in its unit
     amount_ns: Ints  # of each unit: late by its own doing by this much; 0 within the noise
     sure_ns: Ints  # ... that is no chance (``without_chance``)
-    open_ns: Ints  # of each unit: with what only messages that nobody read excuse
+    open_ns: Ints  # of each unit: with what the network, or messages that nobody read, may excuse
     enter_ns: Ints  # of each row
     kind: Ints  # of each row: operation, size and group
 
@@ -73,7 +73,7 @@ def units_of(rows: Ints, entries: Entries, own: Own, step: Ints, kind: Ints) -> 
         np.arange(len(rows)) - np.repeat(starts, np.diff(np.r_[starts, len(rows)])),
         np.where(amount > SIGMAS / 2 * sigma, amount, 0),  # of many collectives some are late by chance
         amount,
-        np.add.reduceat(own.unread_ns[rows], starts),
+        np.add.reduceat(own.open_ns[rows], starts),
         entries.enter_ns[rows],
         kind[entries.collective[rows]],
     )
