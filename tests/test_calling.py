@@ -93,6 +93,13 @@ def test_a_host_that_runs_ahead_beside_a_late_one_is_not_dated() -> None:
     assert not called(scene, scene.entries.rule).rows.any()
 
 
+def test_credits_that_come_long_after_the_first_message_are_no_calls() -> None:
+    """Rank 1 is a slow receiver: its first message is out long before its host posts a receive."""
+    scene = world(40)
+    scene.entries.granted_ns[1::2] = scene.entries.enter_ns[1::2] + 9_000 * US
+    assert not called(scene, scene.entries.rule).rows.any()
+
+
 def test_few_operations_and_other_transports_say_nothing() -> None:
     scene = world(40)
     scene.entries.granted_ns[2:] = NEVER

@@ -75,7 +75,7 @@ def called(scene: Scene, rule: Ints) -> Called:
         return found
     ahead = (entries.enter_ns - entries.granted_ns)[rows]
     before = (entries.granted_ns - entries.since_ns)[rows]
-    near = 2 * ahead <= (entries.enter_ns - entries.since_ns)[rows]
+    near = 2 * np.abs(ahead) <= (entries.enter_ns - entries.since_ns)[rows]  # a slow host's come long after
     free, waited = np.isin(rule[rows], EXACT_RULES), np.isin(rule[rows], OPEN)
     for mine in classes(scene.of_row[rows], _kinds(scene)[rows]):
         shown, least = mine[free[mine]], EXPLAINED
