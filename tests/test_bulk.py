@@ -238,3 +238,12 @@ def test_pages_whose_time_does_not_show_are_on_no_slow_path(tmp_path: Path) -> N
     result = dpuflow.analyze([str(capture)])
     assert len(result.transfers) > 40
     assert {each.path for each in result.transfers} == {None}
+
+
+def test_whom_nobody_saw_wait_for_its_cache_is_no_measure_of_those_that_did(tmp_path: Path) -> None:
+    """Three ranks decode; the cache of the last one, and that one itself, were not captured."""
+    late = {"kind": "gpu_late", "rank": 3, "us": 200}
+    job = {"requests": 10, "kv_bytes": 8 << 20, "prefill_us": 3000, "tokens": 4}
+    result, _ = played(tmp_path, job, cluster={"nodes": 6}, faults=[late], observation={"only": [0, 3, 4]})
+    blamed = {row.address: row.cause for row in result.lateness if row.verdict in ("late", "intermittent")}
+    assert blamed == {"10.0.0.4": "compute"}

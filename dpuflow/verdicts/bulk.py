@@ -136,11 +136,14 @@ class Found(NamedTuple):
 class Fed(NamedTuple):
     """What transfers did to each row of Entries: when the last one that it had waited for was there (NEVER
     without), whether the network had held that one up, and whether its endpoint still had pages to send on a
-    slow path as it entered: an adapter whose queue stands still keeps everything else, too."""
+    slow path as it entered: an adapter whose queue stands still keeps everything else, too. ``unseen``: whose
+    peers waited for pages, and that has no capture of its own: it may have waited for others that nobody saw.
+    """
 
     ns: Ints
     held: Bools
     carrying: Bools
+    unseen: Bools
 
 
 def find_bulk(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> list[Bulk]:
@@ -172,8 +175,8 @@ def _pieced(exchanges: Rows, instances: Sequence[Instance], entries: Entries) ->
     return _made(exchanges, pieces)[0]
 
 
-def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
-    """What transfers did to each row of Entries."""
+def fed_rows(transfers: Sequence[Bulk], entries: Entries, far: frozenset[int] = frozenset()) -> Fed:
+    """What transfers did to each row of Entries; ``far``: endpoints without a capture of their own."""
     fed = np.full(len(entries.endpoint), NEVER)
     held, carrying = np.zeros((2, len(fed)), bool)
     slow: dict[int, list[tuple[int, int]]] = {}
@@ -188,7 +191,9 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries) -> Fed:
         begin, end = np.sort(np.array(times).T)
         begun = np.searchsorted(begin, entries.enter_ns[mine], "right")
         carrying[mine] = begun > np.searchsorted(end, entries.enter_ns[mine], "left")
-    return Fed(fed, held, carrying)
+    unseen = np.isin(entries.collective, entries.collective[fed != NEVER])
+    unseen &= np.isin(entries.endpoint, np.array(sorted(far), np.int64))
+    return Fed(fed, held, carrying, unseen)
 
 
 def _merged(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -> list[Ints]:

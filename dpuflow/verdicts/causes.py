@@ -146,6 +146,7 @@ def _worked_longer(
     since_ns = np.maximum(read_ns, np.where(last >= 0, waits.unread, NEVER))
     # Who entered after it had left, nobody knows when, may have worked for any time.
     dated = (relative.bound != AT_LEAST) | entries.exact | (entries.rule == Rule.QUEUED)
+    dated &= ~waits.fed.unseen
     left = _left(entries, last, waits.kin)
     earliest = _earliest(entries, left, instances)
     waited = (since_ns, read_ns)

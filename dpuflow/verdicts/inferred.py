@@ -115,6 +115,7 @@ class Read(NamedTuple):
     kind: Ints  # per collective: its operation, size and group
     steps: list[Steps]
     step: Ints  # of each row of Entries; -1: in none
+    far: frozenset[int]  # endpoints in collectives that have no capture of their own
 
 
 class Traffic(NamedTuple):
@@ -176,8 +177,21 @@ def _read(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
     dated = replace(entries, enter_ns=relative.enter_ns)
     steps, step = find_steps(instances, entries, group_of)
     kind = kinds_of(instances, group_of)
+    far = never_captured(instances) | uncaptured(joined)
     return Read(
-        joined, exchanges, instances, entries, dated, short, relative, groups, group_of, kind, steps, step
+        joined,
+        exchanges,
+        instances,
+        entries,
+        dated,
+        short,
+        relative,
+        groups,
+        group_of,
+        kind,
+        steps,
+        step,
+        far,
     )
 
 
@@ -205,7 +219,7 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
     unread = unread_until(exchanges, instances, entries)
     left = np.maximum(left_before(dated, kin), taken_before(instances, dated, traffic.taken))
     return Waits(
-        fed_rows(traffic.bulk, entries),
+        fed_rows(traffic.bulk, entries, read.far),
         left,
         unread,
         kin,
@@ -253,11 +267,12 @@ def _judgements(
     Stages get the verdicts of their endpoints.
     """
     joined, instances, entries = read.joined, read.instances, read.entries
-    far = never_captured(instances) | uncaptured(joined)
     claimed = claim(entries, read.relative, read.short)
     bounded = bound_above(entries, claimed, instances, read.short, evidence.charges.noise_ns)
     evidence = evidence._replace(claimed=bounded.relative)
-    judgements = doubt(judge(evidence, [stage.endpoint for stage in stages]), busy_elsewhere(instances), far)
+    judgements = doubt(
+        judge(evidence, [stage.endpoint for stage in stages]), busy_elsewhere(instances), read.far
+    )
     seen = evidence._replace(entries=entries, relative=among_dated(entries, bounded.relative))
     shares = unread_shares(joined, read.exchanges, instances, traffic.bulk)
     told = coverage_of(seen, tied_rows(instances, entries), shares, traffic.queued)
