@@ -140,7 +140,9 @@ def test_who_carries_pages_on_a_slow_path_is_told_entry_by_entry(seed: int) -> N
     from dpuflow.verdicts.bulk import Bulk, fed_rows
 
     rng = np.random.default_rng(seed)
-    entries = SimpleNamespace(endpoint=rng.integers(0, 3, 40), enter_ns=rng.integers(0, 60, 40))
+    entries = SimpleNamespace(
+        endpoint=rng.integers(0, 3, 40), enter_ns=rng.integers(0, 60, 40), collective=np.arange(40)
+    )
     entries.of = Places(entries.endpoint)
     transfers = []
     for src, start, length, slow in rng.integers([0, 0, -3, 0], [3, 60, 12, 2], (25, 4)).tolist():
