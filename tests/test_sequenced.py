@@ -11,6 +11,7 @@ from collective_worlds import Played, World, algorithm_of, run_job
 
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance, Job, build_collectives
+from dpuflow.matching.sequenced import cut_streams
 from dpuflow.matching.streams import HOLE, edge_streams, numbered_streams
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
 from dpuflow.schema.rows import EXCHANGE, Op, Wire
@@ -90,6 +91,18 @@ def test_back_to_back_with_no_pause_between() -> None:
     world = World("eager")
     played = run_job(world, ring(), 16_384, [0, 1, 2, 3], 20, compute_ns=0)
     check(rebuilt(world, 4), played)
+
+
+@pytest.mark.parametrize("op", [Op.ALL_GATHER, Op.REDUCE_SCATTER])
+def test_operations_with_the_same_messages_are_named_beside_each_other(op: Op) -> None:
+    """Nothing names the operation: a ring passes on blocks, reduced or not."""
+    world = World("eager")
+    played = run_job(world, ring(op), 4 * 1024, [0, 1, 2, 3], 10)
+    exchanges = build_exchanges(world.transfers())
+    streams = edge_streams(exchanges, np.arange(len(exchanges)))
+    found = cut_streams(Job(exchanges, np.arange(4)), streams, Op.UNKNOWN, settled=True)
+    assert len(found) == len(played)
+    assert {frozenset({i.op, *i.alike}) for i in found} == {frozenset({Op.ALL_GATHER, Op.REDUCE_SCATTER})}
 
 
 @pytest.mark.parametrize("ranks", [3, 4])

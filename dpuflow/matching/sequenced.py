@@ -13,7 +13,7 @@ chain, in which each sends what needs its input. What is of another shape is lef
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -133,6 +133,14 @@ def cut_streams(
     return segmenter.run(settled=settled)
 
 
+class _Chosen(NamedTuple):
+    """A hypothesis, with names of other algorithms, and other operations, that fit as well."""
+
+    hypothesis: Hypothesis
+    names: list[str]
+    alike: tuple[Op, ...]
+
+
 class _Segmenter:
     """Cuts the streams of one communicator and operation into collectives, from the front."""
 
@@ -163,9 +171,9 @@ class _Segmenter:
             if stray:
                 found.extend(self._stray(stray))
                 stray = []
-            hypothesis, alternatives = chosen
+            hypothesis = chosen.hypothesis
             count = self.proposer.run_length(self.streams, hypothesis)
-            found.extend(self._take(hypothesis, count, alternatives))
+            found.extend(self._take(chosen, count))
             settled = True
             tail = TWICE * hypothesis.messages if count >= IN_A_ROW else 0
             left = self.streams.count
@@ -176,7 +184,7 @@ class _Segmenter:
             found.extend(self._stray(stray))
         return found
 
-    def _align(self, settled: bool) -> tuple[Ints | int, tuple[Hypothesis, list[str]] | None]:
+    def _align(self, settled: bool) -> tuple[Ints | int, _Chosen | None]:
         """What to drop before cutting (``_drop``), and the hypothesis that holds from there.
 
         A capture may begin within a collective, and a lost message may break one. Then equal sizes
@@ -219,12 +227,11 @@ class _Segmenter:
             self.streams.take(slice(None), beginnings[which])
             self.places.note(hypothesis, self.scorer.fitting(self.streams, runs, count * hypothesis.messages))
             self.streams.back_to(whole)
-        alternatives = [
-            h.algorithm.name
-            for h, n in runs
-            if n == count and h.cuts == hypothesis.cuts and h.algorithm.name != hypothesis.algorithm.name
-        ]
-        return beginnings[which], (hypothesis, list(dict.fromkeys(alternatives)))
+        own, others = hypothesis.algorithm, [h for h, n in runs if n == count and h.cuts == hypothesis.cuts]
+        names = dict.fromkeys(h.algorithm.name for h in others if h.algorithm.name != own.name)
+        ops = dict.fromkeys(h.algorithm.op for h in others if h.algorithm.name == own.name)
+        alike = tuple(op for op in ops if op not in (own.op, Op.BARRIER))  # a barrier's messages are empty
+        return beginnings[which], _Chosen(hypothesis, list(names), alike)
 
     def _ahead(self) -> list[tuple[int, int]]:
         """The edges of the next messages, in order of time."""
@@ -268,7 +275,8 @@ class _Segmenter:
 
     # -- taking ------------------------------------------------------------------------------
 
-    def _take(self, hypothesis: Hypothesis, count: int, alternatives: list[str]) -> list[Instance]:
+    def _take(self, chosen: _Chosen, count: int) -> list[Instance]:
+        hypothesis = chosen.hypothesis
         plan, cuts, algorithm, streams = hypothesis.plan, hypothesis.cuts, hypothesis.algorithm, self.streams
         lanes, per = streams.lanes(hypothesis.edges), plan.counts * hypothesis.cuts
         starts = streams.at[lanes].tolist()
@@ -295,8 +303,9 @@ class _Segmenter:
                 confidence = len(block) / len(slot)
             order = list(hypothesis.order)
             buffer = whole_size(size, self.sizes[block].tolist()) if size != round(size) else round(size)
-            instance = Instance(block, algorithm.op, order, algorithm, alternatives, root, buffer,
-                                confidence=confidence, view=InstanceView(blind=blind))  # fmt: skip
+            instance = Instance(block, algorithm.op, order, algorithm, chosen.names, root, buffer,
+                                confidence=confidence, alike=chosen.alike,
+                                view=InstanceView(blind=blind))  # fmt: skip
             found.append(placed(instance, hypothesis.near))
         return found
 
