@@ -70,3 +70,16 @@ def test_loads_that_are_not_seen_whole_are_not_judged(written: Written) -> None:
         states[len(files)] = row
     assert (states[1].state, states[3].state) == ("not_judged", "not_found")
     assert states[1].reason == "what fewer than 3 members of a group receive was captured whole"
+
+
+def test_a_node_behind_a_slow_link_is_not_late_by_itself(written: Written) -> None:
+    """Its peers' entries show in their first acts at the earliest: that they had taken their inputs before
+    these says nothing of when they began to work."""
+    job = {
+        "kind": "training", "steps": 20, "layers": 2, "buckets": 2, "bucket_bytes": 341_328,
+        "ep_bytes": 341_328, "forward_us": 50, "optimizer_us": 37.5, "jitter_us": 5, "algorithm": "ring",
+    }  # fmt: skip
+    slow = {"kind": "slow_link", "node": 2, "gbps": 25, "where": "down"}
+    cluster = {"nodes": 3, "link_gbps": 100, "mtu": 1024, "ecn_kib": 200}
+    folder = written({"seed": 2, "cluster": cluster, "job": job, "faults": [slow]})
+    assert "straggler" not in told(folder, 2)

@@ -24,7 +24,7 @@ from dpuflow.entries import (
     weigh,
 )
 from dpuflow.identity.endpoints import uncaptured
-from dpuflow.schema.rows import Op
+from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.accounts import Known, account_for
 from dpuflow.verdicts.bulk import fed_rows, find_bulk
 from dpuflow.verdicts.causes import Waits, causes_of
@@ -216,12 +216,13 @@ def _waits(read: Read, traffic: Traffic) -> Waits:
     """What ranks may have waited for besides their peers."""
     exchanges, instances, entries, dated = read.exchanges, read.instances, read.entries, read.dated
     kin = group_before(dated, read.group_of)
-    unread = unread_until(exchanges, instances, entries)
-    left = np.maximum(left_before(dated, kin), taken_before(instances, dated, traffic.taken))
+    taken = taken_before(instances, dated, traffic.taken)
+    # Who entered nobody knows how long before it acted may have entered before it had taken its inputs, too.
+    sure = np.where(dated.exact, taken, NEVER)
     return Waits(
         fed_rows(traffic.bulk, entries, read.far),
-        left,
-        unread,
+        np.maximum(left_before(dated, kin), sure),
+        np.maximum(unread_until(exchanges, instances, entries), taken),
         kin,
         traffic.overlap,
         traffic.queued,
