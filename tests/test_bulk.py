@@ -247,3 +247,19 @@ def test_whom_nobody_saw_wait_for_its_cache_is_no_measure_of_those_that_did(tmp_
     result, _ = played(tmp_path, job, cluster={"nodes": 6}, faults=[late], observation={"only": [0, 3, 4]})
     blamed = {row.address: row.cause for row in result.lateness if row.verdict in ("late", "intermittent")}
     assert blamed == {"10.0.0.4": "compute"}
+
+
+def test_caches_that_follow_each_other_without_a_pause_are_parted_by_who_waits_for_them(
+    tmp_path: Path,
+) -> None:
+    """Prompts are computed faster than the path moves their caches: some pages are always under way."""
+    job = {"requests": 4, "layerwise": True, "prefill_us": 150_000, "kv_bytes": 8 << 20, "prefill_layers": 4, "tokens": 3,
+           "layer_us": 6000, "jitter_us": 200}  # fmt: skip
+    hosts = {"nodes": 4, "link_gbps": 1, "latency_us": 30, "mtu": 1024}
+    result, truth = played(tmp_path, job, cluster=hosts, machine={"profile": "host"})
+    assert len(truth) == 8
+    assert sorted((t.src, t.dst, t.bytes) for t in result.transfers) == sorted(
+        (t["from"], t["to"], t["bytes"]) for t in truth
+    )
+    assert {row.verdict for row in result.lateness} <= {"on_time", "unknown"}
+    assert "kv_transfer_bottleneck" in {finding.condition for finding in result.findings}

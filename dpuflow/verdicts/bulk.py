@@ -19,6 +19,7 @@ from dpuflow.arrays.ordering import Places, cut_at, first_alike, numbered, order
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
 from dpuflow.verdicts.links import SLOW_FACTOR
 from dpuflow.verdicts.pages import (
+    alike_parts,
     at_once,
     begin_ns,
     cut_pieces,
@@ -170,7 +171,7 @@ def _pieced(exchanges: Rows, instances: Sequence[Instance], entries: Entries) ->
     pieces = [
         piece
         for end, told, mine in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
-        for piece in (mine if len(told) else _merged(exchanges, mine, entries, tied(end)))
+        for piece in (mine if len(told) else _by_entries(exchanges, mine, entries, tied(end)))
     ]
     return _made(exchanges, pieces)[0]
 
@@ -209,6 +210,37 @@ def _merged(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -
     following = np.searchsorted(enter, begin_ns(exchanges, rows[first[1:]]))
     alone = ~idle | (place == len(enter)) | (place != following)
     return cut_at(rows, first[1:][alone])
+
+
+def _by_entries(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -> list[Ints]:
+    """``pieces`` of one way, as parts of as many bytes if its receiver goes on (``tied``) as soon as each is
+    there; else as ``_merged`` has them.
+
+    Who is handed caches faster than the path moves them has always some under way, and no pause parts them.
+    """
+    merged = _merged(exchanges, pieces, entries, tied)
+    alike = len({int(exchanges["bytes"][piece].sum()) for piece in merged}) == 1
+    if alike and len(merged) >= FEWEST_PAUSES:
+        return merged
+    piece = np.concatenate(pieces)
+    begin, until = begin_ns(exchanges, piece).min(), end_ns(exchanges, piece).max()
+    enter, left = entries.enter_ns[tied], np.maximum.accumulate(entries.leave_ns[tied])
+    mine = np.flatnonzero((enter > begin) & (np.r_[begin, left[:-1]] < until))
+    pause = enter[mine] - np.maximum(np.r_[begin, left[:-1]][mine], begin)
+    longest = -np.sort(-pause)
+    # Waits are longer than any other pause.
+    drops = longest[:-1] > TWICE * np.maximum(longest[1:], 0)
+    for count in (np.flatnonzero(drops) + 1).tolist():
+        if count < FEWEST_PAUSES or count > len(piece) // FEWEST:
+            continue
+        parts = alike_parts(exchanges, piece, count)
+        if parts is None:
+            continue
+        waits = np.sort(np.argsort(-pause, kind="stable")[:count])
+        behind = enter[mine][waits] - [end_ns(exchanges, part).max() for part in parts]
+        if (behind >= 0).all() and (TWICE * behind <= pause[waits]).all():
+            return parts
+    return merged
 
 
 def _made(exchanges: Rows, pieces: Sequence[Ints]) -> tuple[Found, Ints]:

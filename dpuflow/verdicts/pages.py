@@ -124,7 +124,7 @@ def cut_pieces(exchanges: Rows, ways: Sequence[Ints], notices: Sequence[Ints]) -
 
 def _by_notices(exchanges: Rows, rows: Ints, notices: Ints) -> list[Ints]:
     acked = exchanges["acked_ns"][rows]
-    alike = _alike_parts(exchanges, rows, len(notices))
+    alike = alike_parts(exchanges, rows, len(notices))
     if alike is not None:
         return alike
     turn = np.searchsorted(notices, np.where(acked != NEVER, acked, end_ns(exchanges, rows)))
@@ -153,7 +153,7 @@ def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
         yield list(islice(pieces, cuts + 1))
 
 
-def _alike_parts(exchanges: Rows, rows: Ints, count: int) -> list[Ints] | None:
+def alike_parts(exchanges: Rows, rows: Ints, count: int) -> list[Ints] | None:
     """``rows`` as ``count`` parts of as many bytes, or None where they do not add up to that.
 
     A notice stands behind what was queued before it, which may be pages of the next transfer: then it comes
