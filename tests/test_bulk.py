@@ -253,8 +253,8 @@ def test_caches_that_follow_each_other_without_a_pause_are_parted_by_who_waits_f
     tmp_path: Path,
 ) -> None:
     """Prompts are computed faster than the path moves their caches: some pages are always under way."""
-    job = {"requests": 4, "layerwise": True, "prefill_us": 150_000, "kv_bytes": 8 << 20, "prefill_layers": 4, "tokens": 3,
-           "layer_us": 6000, "jitter_us": 200}  # fmt: skip
+    job = {"requests": 4, "kv_bytes": 8 << 20, "layerwise": True, "prefill_us": 150_000, "prefill_layers": 4,
+           "tokens": 3, "layer_us": 6000, "jitter_us": 200}  # fmt: skip
     hosts = {"nodes": 4, "link_gbps": 1, "latency_us": 30, "mtu": 1024}
     result, truth = played(tmp_path, job, cluster=hosts, machine={"profile": "host"})
     assert len(truth) == 8
