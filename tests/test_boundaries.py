@@ -28,7 +28,7 @@ def world(seed: int) -> tuple[list[Pipe], list[Times]]:
         starts = np.sort(np.array(random.sample(range(400), count), np.int64)) * 8 + len(pipes)
         arrivals = np.maximum.accumulate(starts + np.array([random.randrange(1, 900) for _ in range(count)]))
         pipes.append(Pipe(src, dst, np.arange(count), 1, NONE.astype(bool), NONE))
-        times.append(Times(starts, arrivals))
+        times.append(Times(starts, arrivals, starts))
     return pipes, times
 
 
@@ -68,8 +68,8 @@ def test_counted_cuts_leave_out_what_the_end_cut_off() -> None:
         Pipe(1, 0, np.arange(21), 1, NONE.astype(bool), NONE),
     ]
     times = [
-        Times(np.arange(40) * 10, np.arange(40) * 10 + 1),
-        Times(np.arange(21) * 20, np.arange(21) * 20 + 1),
+        Times(np.arange(40) * 10, np.arange(40) * 10 + 1, np.arange(40) * 10),
+        Times(np.arange(21) * 20, np.arange(21) * 20 + 1, np.arange(21) * 20),
     ]
     at = counted_cuts(pipes, times, [np.zeros(len(each.starts), np.int64) for each in times]).at
     assert at[0].tolist() == [0, 0]
@@ -78,7 +78,7 @@ def test_counted_cuts_leave_out_what_the_end_cut_off() -> None:
 
 def test_operations_without_a_pause_between_them_are_cut_by_the_sizes_of_one_that_stands_apart() -> None:
     pipes = [Pipe(a, 1 - a, np.arange(9), 1, NONE.astype(bool), NONE) for a in (0, 1)]
-    times = [Times(np.arange(9) * 10 + k, np.arange(9) * 10 + k + 5) for k in (0, 1)]
+    times = [Times(at + k, at + k + 5, at + k) for at in [np.arange(9) * 10] for k in (0, 1)]
     own, other = [64, 128, 64], [64, 64, 128]
     begins, ends = np.array([[6, 6]]), np.array([[9, 9]])
 

@@ -274,3 +274,24 @@ def test_incidents_that_matter_together_clear_nobody_one_by_one(tmp_path: Path) 
     result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
     assert "unknown" in {row.verdict for row in result.lateness}
     assert not any(line.startswith("NOBODY WAS LATE") for line in text_lines(result))
+
+
+def test_trees_of_two_that_follow_each_other_are_cut_where_their_ranks_rest(tmp_path: Path) -> None:
+    """A message takes about as long to leave as ranks rest between two operations: what the root sends for
+    one and the leaf for the next was read as an all_gather, and the leaf was accused for the root."""
+    tree = {"op": "all_reduce", "bytes": 1 << 16, "algorithm": "tree", "protocol": "ll"}
+    job = {
+        "kind": "loop", "iterations": 40, "compute_us": 20, "jitter_us": 0.5,
+        "ops": [tree, tree | {"gap_us": 20}],
+    }  # fmt: skip
+    values = {
+        "cluster": {"nodes": 2, "link_gbps": 25, "latency_us": 5},
+        "nccl": SOCKETS | {"channels": 1, "protocol": "simple"},
+        "faults": [{"kind": "gpu_late", "rank": 0, "us": 50}],
+    }
+    captures = write_case(parse_scenario("name: t\n" + settings(job=job, **values), "t.yaml"), tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    assert {(c.op, c.algorithm) for c in result.collectives} == {("all_reduce", "tree")}
+    assert len(result.collectives) == 80
+    late = {row.address for row in result.lateness if row.verdict in ("late", "intermittent")}
+    assert late <= {"10.0.0.1"}

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from dpuflow.arrays import Ints
     from dpuflow.matching.credited import Pipe
     from dpuflow.matching.streams import Columns
+    from dpuflow.schema.tables import Rows
 
 
 T = TypeVar("T")
@@ -38,10 +39,12 @@ _FAR = np.iinfo(np.int64).max
 
 
 class Times(NamedTuple):
-    """When each message of one pipe left, and came; known at one end only, the other is put in."""
+    """When each message of one pipe began to leave, and came; known at one end only, the other is put in.
+    And when all of it had left: on a slow link that takes longer than many a pause."""
 
     starts: Ints
     arrivals: Ints
+    ends: Ints
 
 
 class Cuts(NamedTuple):
@@ -49,6 +52,7 @@ class Cuts(NamedTuple):
 
     at: Ints  # (cuts, pipes): messages of each pipe before it
     pauses: Ints  # (cuts, ranks): of each before its first message behind it; _FAR: not known
+    idle: Ints  # ... but for the time that its last one before it took to leave
     ranks: list[int]
 
     @property
@@ -58,7 +62,7 @@ class Cuts(NamedTuple):
         return least
 
 
-def times_of(columns: Columns, pipes: Sequence[Pipe]) -> list[Times]:
+def times_of(exchanges: Rows, columns: Columns, pipes: Sequence[Pipe]) -> list[Times]:
     """The times of all pipes, each in the order of the stream: what comes late holds up what is behind it."""
     found = []
     for pipe in pipes:
@@ -68,7 +72,9 @@ def times_of(columns: Columns, pipes: Sequence[Pipe]) -> list[Times]:
         way = max(0, int(np.median((arrivals - starts)[both]))) if both.any() else 0
         starts = np.where(sent, starts, arrivals - way)
         arrivals = np.where(came, arrivals, starts + way)
-        found.append(Times(np.maximum.accumulate(starts), np.maximum.accumulate(arrivals)))
+        starts = np.maximum.accumulate(starts)
+        ends = np.maximum(exchanges["data_end_ns"][pipe.rows], starts)
+        found.append(Times(starts, np.maximum.accumulate(arrivals), np.maximum.accumulate(ends)))
     return found
 
 
@@ -107,7 +113,7 @@ def _with_pauses(at: Ints, pipes: Sequence[Pipe], times: Sequence[Times]) -> Cut
     cuts = cuts_at(at, pipes, times)
     sound = np.asarray((cuts.pauses >= 0).all(axis=1), np.bool_)
     sound[0] = sound[-1] = True
-    return Cuts(at[sound], cuts.pauses[sound], cuts.ranks)
+    return Cuts(at[sound], cuts.pauses[sound], cuts.idle[sound], cuts.ranks)
 
 
 def cuts_at(
@@ -115,21 +121,24 @@ def cuts_at(
 ) -> Cuts:
     """The cuts ``at`` with the pauses of ranks; ``near``: those that were captured, None for all."""
     ends = sorted({end for pipe in pipes for end in pipe[:2]})
-    pauses = np.full((len(at), len(ends)), _FAR)
+    pauses, idle = np.full((2, len(at), len(ends)), _FAR)
     for place, rank in enumerate(ends):
         if near is not None and rank not in near:
             continue
-        before, first = np.full(len(at), NEVER), np.full(len(at), _FAR)
+        before, sent = np.full((2, len(at)), NEVER)
+        first = np.full(len(at), _FAR)
         for number, (pipe, each) in enumerate(zip(pipes, times, strict=True)):
             behind = at[:, number]
             if pipe.src == rank:
                 first = np.minimum(first, np.append(each.starts, _FAR)[behind])
                 before = np.maximum(before, np.r_[NEVER, each.starts][behind])
+                sent = np.maximum(sent, np.r_[NEVER, each.ends][behind])
             if pipe.dst == rank:
                 before = np.maximum(before, np.r_[NEVER, each.arrivals][behind])
         known = (first != _FAR) & (before != NEVER)
         pauses[known, place] = (first - before)[known]
-    return Cuts(at, pauses, ends)
+        idle[known, place] = np.maximum(first - np.maximum(before, sent), 0)[known]
+    return Cuts(at, pauses, idle, ends)
 
 
 def _closed(starts: Ints, arrivals: Ints, src: Ints, dst: Ints, ranks: int) -> Ints:
@@ -194,7 +203,7 @@ def chained_cuts(
     at = np.unique(np.array(found), axis=0)
     cuts = cuts_at(at[(np.diff(at, axis=0, prepend=at[:1]) >= 0).all(axis=1)], pipes, times)
     # Sizes tell these, so that a late stamp or two do not speak against them.
-    return cuts._replace(pauses=np.maximum(cuts.pauses, 1))
+    return cuts._replace(pauses=np.maximum(cuts.pauses, 1), idle=np.maximum(cuts.idle, 1))
 
 
 def _chain(
@@ -259,12 +268,14 @@ def alike_long(pipes: Sequence[Pipe]) -> Ints:
     return np.array([least[count] for count in counts])
 
 
-def reactions(pipes: Sequence[Pipe], times: Sequence[Times]) -> list[Ints]:
+def reactions(pipes: Sequence[Pipe], times: Sequence[Times], *, idle: bool = False) -> list[Ints]:
     """For each message of each pipe how long nothing had left or reached its sender before; _FAR: nothing
-    ever."""
+    ever. ``idle``: but for the time that messages took to leave."""
     events: dict[int, list[Ints]] = {}
     for pipe, each in zip(pipes, times, strict=True):
         events.setdefault(pipe.src, []).append(each.starts)
+        if idle:
+            events[pipe.src].append(each.ends)
         events.setdefault(pipe.dst, []).append(each.arrivals)
     known = {end: np.sort(np.concatenate(parts)) for end, parts in events.items()}
     found = []

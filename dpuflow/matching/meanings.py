@@ -42,7 +42,7 @@ def contrast_of(
     parts: Sequence[Part],
     pipes: Sequence[Pipe],
     times: Sequence[Times],
-    pauses: Sequence[Ints],
+    pauses: Sequence[Sequence[Ints]],
     meanings: Meanings,
 ) -> float | None:
     """Share of (first message of an operation, later one) of a rank whose first one paused twice as long;
@@ -52,8 +52,23 @@ def contrast_of(
     A first message's pause counts from the last event before its cut: what reaches a rank before it begins
     tells nothing of it. But where all ranks but one go on as soon as an input has come, they had begun before
     the cut, and waited for that one: such a part wins nothing (one of two ranks may go on so by chance).
-    ``pauses``: of each pipe's messages, ns, as ``reactions`` has them.
+    ``pauses``: of each pipe's messages, ns, as ``reactions`` has them, by both of its counts: what takes long
+    to leave has pauses between messages that are none, and may hide those between operations.
     """
+    counts = zip(pauses, (meanings.cuts.pauses, meanings.cuts.idle), strict=True)
+    told = [_contrast(parts, pipes, times, later, first, meanings) for later, first in counts]
+    return max((each for each in told if each is not None), default=None)
+
+
+def _contrast(
+    parts: Sequence[Part],
+    pipes: Sequence[Pipe],
+    times: Sequence[Times],
+    pauses: Sequence[Ints],
+    firsts: Ints,
+    meanings: Meanings,
+) -> float | None:
+    """The same by one count of pauses; ``firsts``: those of cuts."""
     cuts = meanings.cuts
     won, asked, compared = 0.0, 0, 0
     free = {kind: meanings.free(kind) or cuts.ranks for kind in {part.kind for part in parts}}
@@ -65,7 +80,7 @@ def contrast_of(
             continue
         begins = cuts.at[[part.begin for part in mine]]
         ends = cuts.at[[part.end for part in mine]]
-        first = cuts.pauses[[part.begin for part in mine], place]
+        first = firsts[[part.begin for part in mine], place]
         first = first[first != _FAR]
         sent = _sent(rank, begins, ends, pipes, times, pauses)
         turn, start, pause = (np.concatenate([each[k] for each in sent]) for k in range(3))
@@ -164,6 +179,10 @@ class Meanings:
     def is_chain(self, kind: int) -> bool:
         """Whether parts of that kind are passed on from one rank to the next."""
         return next(iter(self._layouts[kind].values())).algorithm.name == "chain"
+
+    def hides(self, kind: int) -> bool:
+        """Whether parts of that kind are of more ranks than endpoints."""
+        return any(layout.ranks > len(self.ends) for layout in self._layouts[kind].values())
 
     def at_odds(self, kinds: Mapping[int, int]) -> set[int]:
         """Of ``kinds``, each with its messages, those that run others together: at odds with most of them.
@@ -297,4 +316,7 @@ def of_protocol(fits: dict[int, Layout]) -> tuple[Layout, str | None, tuple[int,
     if lines.algorithm.name == "ring":
         return lines, "ll", None
     between = (lines.size, simple.size) if simple.size and lines.size else None
-    return simple._replace(size=None), None, between
+    # Of two ranks who only sends when it has got something hands on a sum, or comes later: trees claim less.
+    chosen = lines if simple.algorithm.name == "ring" else simple
+    ops = dict.fromkeys((*simple.alike, *(layout.op for layout in fits.values())))
+    return chosen._replace(size=None, alike=tuple(op for op in ops if op != chosen.op)), None, between

@@ -199,8 +199,8 @@ def _repeated(
 ) -> list[Instance] | None:
     """The operations of connected pipes, if they repeat one (``often``, if not 0); of several ways those that
     pauses bear out best. ``sure``: None where no way's pauses stand out."""
-    times = times_of(job.columns, pipes)
-    pauses = reactions(pipes, times)
+    times = times_of(job.exchanges, job.columns, pipes)
+    pauses = [reactions(pipes, times, idle=idle) for idle in (False, True)]
     whole = alike_long(pipes)
     sizes = [job.columns.sizes[pipe.rows[:n]] for pipe, n in zip(pipes, whole.tolist(), strict=True)]
     least = int(whole.min())
@@ -235,7 +235,7 @@ def _enough(found: list[Instance], pipes: Sequence[Pipe]) -> list[Instance]:
 
 
 def _in_sequence(
-    job: Job, pipes: Sequence[Pipe], times: Sequence[Times], pauses: Sequence[Ints]
+    job: Job, pipes: Sequence[Pipe], times: Sequence[Times], pauses: Sequence[Sequence[Ints]]
 ) -> list[Instance]:
     """Operations of unlike bytes that follow each other without a pause, again and again in the same order.
 
@@ -327,11 +327,11 @@ class _Reader:
         self.pipes = pipes
         self.ends = sorted({end for pipe in pipes for end in pipe[:2]})
         self.total = sum(len(pipe.rows) for pipe in pipes)
-        self.times = times_of(job.columns, pipes)
+        self.times = times_of(job.exchanges, job.columns, pipes)
         self.cuts = cuts_of(pipes, self.times)
         self.meanings = Meanings(job, pipes, self.cuts)
         self.clear: _Clear | None = None
-        self._reactions = reactions(pipes, self.times)
+        self._reactions = [reactions(pipes, self.times, idle=idle) for idle in (False, True)]
         self._hashes = [_prefixes(job.columns.sizes[pipe.rows]) for pipe in pipes]
 
     def instances(self) -> list[Instance]:
@@ -346,9 +346,10 @@ class _Reader:
             best = self._or_by(chained_cuts(self.pipes, self.times, sizes, begins, ends), best)
         if best is None or best.explained < MOST:
             return []
-        # Any messages make operations of unlike sizes; then pauses have to tell them apart.
-        several = len({part.kind for part in best.parts}) > 1
-        return self.meanings.made(best.parts) if best.contrast >= CLEAR or not several else []
+        # Any messages make operations of unlike sizes, or of ranks that nobody saw; then pauses have to tell.
+        kinds = {part.kind for part in best.parts}
+        told = len(kinds) == 1 and not any(map(self.meanings.hides, kinds))
+        return self.meanings.made(best.parts) if told or best.contrast >= CLEAR else []
 
     def _or_by(self, cuts: Cuts, best: _Choice | None) -> _Choice | None:
         """``best``, or what ``cuts`` lead to, if that is better; then they are the cuts from here on."""
