@@ -83,3 +83,13 @@ def test_a_node_behind_a_slow_link_is_not_late_by_itself(written: Written) -> No
     cluster = {"nodes": 3, "link_gbps": 100, "mtu": 1024, "ecn_kib": 200}
     folder = written({"seed": 2, "cluster": cluster, "job": job, "faults": [slow]})
     assert "straggler" not in told(folder, 2)
+
+
+@pytest.mark.parametrize(("nodes", "state"), [(2, "not_judged"), (3, "not_found")])
+def test_the_only_path_there_is_has_none_to_be_compared_with(
+    written: Written, nodes: int, state: str
+) -> None:
+    job = {"kind": "loop", "iterations": 12, "ops": [{"op": "all_reduce", "bytes": 1 << 20}]}
+    folder = written({"seed": 2, "cluster": {"nodes": nodes}, "job": job})
+    result = dpuflow.analyze([str(file) for file in sorted(folder.glob("node*.pcap.gz"))])
+    assert {each.state for each in result.judged if each.condition == "slow_link"} == {state}

@@ -174,7 +174,7 @@ ROWS: Final = (
         "What messages took longer, as far as it lies on the critical path of steps: of the captured time.",
         f"{_PORT}, at both ends, and other jobs on the path.",
         ("a busy receiver host that cannot take data faster", "traffic of another job"),
-        (),
+        ("links",),
         explains=(
             "congestion",
             "head_of_line",

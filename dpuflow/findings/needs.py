@@ -92,6 +92,13 @@ def _replicas(case: Case) -> str | None:
     return None if len(sizes) > 1 and apart else "no two groups are alike and apart"
 
 
+def _links(case: Case) -> str | None:
+    links = case.inferred.links
+    if len({*links.src.tolist(), *links.dst.tolist()}) != 2:
+        return None
+    return "two endpoints alone: a path that is slow both ways, all the time, has none to be compared with"
+
+
 STEPS: Final = 6
 """So many on either side of a change tell what was usual, and that it changed for good: three each."""
 
@@ -108,6 +115,7 @@ NEEDS: Final[dict[str, Callable[[Case], str | None]]] = {
     "all_to_alls": _all_to_alls,
     "roce": _roce,
     "replicas": _replicas,
+    "links": _links,
     "requests": lambda case: case.requests.why_not,
     "front_end": lambda case: case.requests.no_front_end,
     "keys": _keys,
