@@ -12,11 +12,19 @@ import dpuflow
 from bench.robustness.records import read_records, write_records
 from dpuflow.arrays.ordering import Picked
 from dpuflow.entries import Entries, Rule
-from dpuflow.entries.blockers import Blocker, Scene, before_leaving, credited, missing_before, solve
+from dpuflow.entries.blockers import (
+    Blocker,
+    Scene,
+    before_leaving,
+    behind_own_data,
+    credited,
+    missing_before,
+    solve,
+)
 from dpuflow.entries.reactions import Law
 from dpuflow.entries.rows import blank
 from dpuflow.matching import Instance
-from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Wire
+from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, TRANSFER, MessageFlag, Op, Seen, Wire
 
 US = 1_000
 RANKS = (0, 1, 2)
@@ -114,6 +122,23 @@ def test_data_of_known_length_is_taken_for_nothing_else(wire: Wire) -> None:
     world = scene(entries, [100], [120], 0)
     world.transfers["wire"] = wire
     assert not stands(world).any()
+
+
+@pytest.mark.parametrize(("acked_us", "kept"), [(59, True), (20, False)])
+def test_what_follows_the_acknowledgment_of_a_repeated_message_may_have_waited_for_that(
+    acked_us: int, kept: bool
+) -> None:
+    """Rank 0 enters the second operation 60 us after it began the first, whose only message was lost."""
+    entries = ranks_of([[0, 0, 0], [60, 30, 30]], [[9, 9, 9], [90, 90, 90]])
+    world = scene(entries, [0, 60], [9, 70], None)
+    world.exchanges["wire"][:] = Wire.ROCE_WRITE_IMM
+    world.exchanges["seen"][:] = Seen.AT_SENDER
+    world.exchanges["retransmitted"][:] = [1, 0]
+    world.exchanges["acked_ns"][:] = [acked_us * US, 70 * US]
+    packets = replace(world, packet_ns=np.full(6, 100.0))
+    found = behind_own_data(packets)
+    assert found.rule == Rule.QUEUED
+    assert bool(found.stands(entries.enter_ns)[3]) is kept
 
 
 def test_one_rank_alone_cannot_be_in_two_operations() -> None:

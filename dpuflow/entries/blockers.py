@@ -297,13 +297,14 @@ def behind_own_data(scene: Scene) -> Blocker:
     It may have waited in the adapter's queue, as on a slow link. So it may if it left while another message
     was leaving: packets of both take turns. Messages sent again do not leave at a stretch. A rank that went
     on when its data was in the staging buffer may have entered before that left: its proxy thread sends what
-    comes next when it is through with that.
+    comes next when it is through with that. So it is when the last message is acknowledged (proxy.cc,
+    progressOps), not where a socket has taken it: of one that is sent again that takes long.
     """
     entries, exchanges = scene.entries, scene.exchanges
-    until = np.full(len(entries.rule), NEVER)
+    until, repeated = np.full((2, len(entries.rule)), NEVER)
     sent = sent_by_gpus(exchanges)
-    src, begin, end = (exchanges[name][sent] for name in ("src", "data_ns", "data_end_ns"))
-    again = exchanges["retransmitted"][sent] > 0
+    src, begin, end, acked = (exchanges[name][sent] for name in ("src", "data_ns", "data_end_ns", "acked_ns"))
+    again, rdma = exchanges["retransmitted"][sent] > 0, exchanges["wire"][sent] != Wire.NCCL_DATA
     places = Places(src)
     for endpoint in np.unique(src).tolist():
         mine = places[endpoint]
@@ -317,11 +318,14 @@ def behind_own_data(scene: Scene) -> Blocker:
         # By the messages that began before each; nothing began before the first.
         last = np.r_[NEVER, np.maximum.accumulate(end[whole])]
         until[rows] = np.maximum(until[rows], last[np.searchsorted(begin[whole], enter, "left")])
+        done = np.sort(np.r_[NEVER, acked[mine[again[mine] & rdma[mine]]]])
+        repeated[rows] = done[np.searchsorted(done, enter, "left") - 1]
     limit = NEXT * scene.packet_ns
     last = previous_row(entries)
-    ahead = (last >= 0) & entries.buffered[last]
+    ahead = ((last >= 0) & entries.buffered[last]) | (repeated > until)
     limit = np.where(ahead, np.fmax(limit, scene.prompt_ns), limit)
-    return Blocker(Rule.QUEUED, np.minimum(until, entries.enter_ns), limit, scene.none())
+    until = np.minimum(np.maximum(until, repeated), entries.enter_ns)
+    return Blocker(Rule.QUEUED, until, limit, scene.none())
 
 
 def sent_by_gpus(exchanges: Rows | Picked) -> Bools:
