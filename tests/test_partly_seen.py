@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -93,3 +94,18 @@ def test_the_only_path_there_is_has_none_to_be_compared_with(
     folder = written({"seed": 2, "cluster": {"nodes": nodes}, "job": job})
     result = dpuflow.analyze([str(file) for file in sorted(folder.glob("node*.pcap.gz"))])
     assert {each.state for each in result.judged if each.condition == "slow_link"} == {state}
+
+
+def test_operations_with_the_same_messages_are_told_apart_by_content_from_some_nodes(
+    written: Written,
+) -> None:
+    """Weights that are gathered and gradients that are scattered have the same messages: together they are
+    neither, and were read as rings of the nodes captured alone."""
+    job = {
+        "kind": "training", "steps": 8, "layers": 4, "buckets": 2, "bucket_bytes": 213_312, "sharded": True,
+        "forward_us": 25, "optimizer_us": 37.5, "algorithm": "ring",
+    }  # fmt: skip
+    folder = written({"seed": 2, "cluster": {"nodes": 8, "link_gbps": 400, "mtu": 1024}, "job": job})
+    result = dpuflow.analyze([str(folder / f"node{node}.pcap.gz") for node in (0, 1, 2, 5)])
+    found = Counter((str(c.op), c.bytes, len(c.ranks)) for c in result.collectives)
+    assert found == {("all_gather", 26_664, 8): 64, ("reduce_scatter", 213_312, 8): 32}

@@ -305,9 +305,9 @@ class Operations:
         one, layout = self._found[self.kinds_of(turns[0])]
         if turns != [one]:  # all of them show more
             every = self._recognised(turns)
-            if every is None and self._job.near is not None:
-                return  # what one of them may be by itself not all of them are
-            if every and layout and every.named != layout.named:
+            # What one of them may be by itself not all of them are.
+            partly = every is None and self._job.near is not None
+            if partly or (every and layout and every.named != layout.named):
                 yield from self._told_apart(turns)
                 return
             layout = every or layout
