@@ -3,14 +3,27 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from dpuflow.analysis import analyze
+from dpuflow.entries import EXACT
 from dpuflow.results import Analysis
+from dpuflow.schema.rows import NEVER
 from dpuflow.schema.tables import Vantage
-from dpuflow.verdicts.coverage import HIDDEN, Coverage, _at_every_place, _detectable_ns, _usual_at_most
+from dpuflow.verdicts.coverage import (
+    HIDDEN,
+    Coverage,
+    _at_every_place,
+    _detectable_ns,
+    _mostly_told,
+    _usual_at_most,
+)
+from dpuflow.verdicts.excess import Evidence
+from dpuflow.verdicts.judgement import Judgement
 
 MS = 1_000_000
 
@@ -45,6 +58,25 @@ def test_lateness_before_one_operation_of_a_step_shows_there_alone() -> None:
     assert _at_every_place(MS // 5, hidden, np.full(30, -1)) == MS // 5  # no steps
     # Where nothing is ever told, that is counted with what is not told.
     assert _at_every_place(MS // 5, np.where(place == 0, MS / 10, float(HIDDEN)), place) == MS // 5
+
+
+@pytest.mark.parametrize(("alike", "told"), [(True, False), (False, True)])
+def test_a_late_rank_must_be_told_in_operations_like_those_it_was_late_in(alike: bool, told: bool) -> None:
+    """Three operations a step, of which the first is told each time: that of others nothing is is no choice
+    of its lateness; of operations all alike the third that is told may be."""
+    steps, place = 20, np.tile([0, 1, 2], 20)
+    first, none = place == 0, np.full(60, NEVER)
+    own = SimpleNamespace(
+        amount_ns=np.where(first, 5 * MS, 0), most_ns=none, excess_ns=np.where(first, 5 * MS, NEVER),
+        usual=np.zeros(60, bool), staged=np.zeros(60, bool),
+    )  # fmt: skip
+    relative = SimpleNamespace(bound=np.where(first, EXACT, 3), lateness_ns=np.where(first, 5 * MS, NEVER))
+    evidence = cast(
+        Evidence, SimpleNamespace(own=own, relative=relative, entries=SimpleNamespace(of=[np.arange(60)]))
+    )
+    judgement = cast(Judgement, SimpleNamespace(endpoint=0, usual_ns={}))
+    seen = Coverage(steps, 0, 2 * steps, None, 30 * MS)
+    assert _mostly_told(judgement, seen, evidence, np.zeros(60, np.int64) if alike else place) is told
 
 
 def test_what_costs_too_little_to_be_named_is_not_excluded() -> None:

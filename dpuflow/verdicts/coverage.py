@@ -22,13 +22,14 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, classes
+from dpuflow.arrays.ordering import Picked, classes, numbered
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, ONE_SIDED, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
 from dpuflow.verdicts.excess import INTERVAL_IN_SIGMAS
 from dpuflow.verdicts.pauses import TWICE
 from dpuflow.verdicts.steps import places_in_steps
+from dpuflow.verdicts.units import kinds_of
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -205,21 +206,24 @@ def doubt_untold(
     """Judgements, unknown where what was told does not carry them.
 
     Who is on time must have been seen so well that lateness that matters would have been named. Who is late
-    must have been so in times of which at least half were told: where only those are that were late, the
-    others may all have been on time.
+    must have been so in operations of which at least half of the times were told: where only those are that
+    were late, the others may all have been on time.
     """
-    out = []
+    entries, out = evidence.entries, []
+    kind = kinds_of(evidence.instances, evidence.group)[entries.collective]
+    alike = numbered(kind, places_in_steps(evidence.step, entries.endpoint) + 1)
     for each in judgements:
         seen = told.get(each.endpoint)
         each = replace(each, detectable_ns=seen.detectable_ns if seen else None)
-        sure = seen is not None and (_mostly_told(each, seen, evidence) if each.late else seen.clears)
+        sure = seen is not None and (_mostly_told(each, seen, evidence, alike) if each.late else seen.clears)
         hidden = seen is not None and seen.detectable_ns is not None and not each.late
         out.append(each if sure else each.unknown("hidden" if hidden else "not_told"))
     return out
 
 
-def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bool:
-    """Whether at least half of a late rank's times say whether it was as late as that."""
+def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence, alike: Ints) -> bool:
+    """Whether at least half of a late rank's times say whether it was as late as that: of those in operations
+    ``alike``, at the same place of their steps, as the ones in which it was."""
     relative, own = evidence.relative, evidence.own
     rows = evidence.entries.of[judgement.endpoint]
     amount, most = own.amount_ns[rows], own.most_ns[rows]
@@ -230,7 +234,10 @@ def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence) -> bo
     says |= (bound == AT_MOST) & (relative.lateness_ns[rows] < usual)
     says |= own.usual[rows] | ((most != NEVER) & (most < usual))
     says |= own.staged[rows] & (own.excess_ns[rows] != NEVER)
-    return bool(says.sum() >= HALF * (told.exact + told.bounded + told.untold + told.staged))
+    at = np.isin(alike[rows], alike[rows][(amount > 0) | np.isin(rows, list(judgement.usual_ns))])
+    # Messages that nobody recognised may have been of any.
+    unread = (told.exact + told.bounded + told.untold + told.staged) / max(len(rows), 1)
+    return bool(says[at].sum() >= HALF * max(unread, 1.0) * at.sum() > 0)
 
 
 MOST: Final = 0.99
