@@ -34,12 +34,15 @@ if node == "old":
 from dpuflow.live import node as served
 real = time.time_ns
 served.time.time_ns = lambda: real() + (7_000_000_000 if node == "ahead" else 0)
-def take(path, seconds, stopped):
+def take(path, watcher, stopped):
+    if node == "slow":  # its programs take long to load
+        time.sleep(1)
+        open(os.environ["ATTACHED"], "w").close()
     with open(path, "w") as file:
-        end = float("inf") if seconds is None else time.monotonic() + seconds
         began = real()
+        watcher.started(None)
         try:
-            while time.monotonic() < end and not stopped():
+            while not stopped():
                 time.sleep(0.01)
                 if node == "breaks":
                     print("dpuflow: eth2: the interface is gone", file=sys.stderr)
@@ -47,7 +50,7 @@ def take(path, seconds, stopped):
                 if node == "vanishes":
                     os._exit(9)
         finally:
-            json.dump({{"began": began, "seconds": seconds, "words": sys.argv[1:]}}, file)
+            json.dump({{"began": began, "ended": real(), "words": sys.argv[1:]}}, file)
 served.serve(take, ".pcapng.zst", open(0, "rb", buffering=0), sys.stdout.buffer)
 """
 
@@ -84,10 +87,10 @@ def test_all_nodes_have_one_window_whatever_their_clocks_show(
     files = [job / f"{name}.pcapng.zst" for name in ("node1", "ahead", "node3")]
     assert out.split() == ["dpuflow", "analyze", *map(str, files)]
     windows = [json.loads(file.read_text()) for file in files]
-    begins = [window["began"] for window in windows]
-    assert max(begins) - min(begins) < 5_000_000_000  # the clock that is 7 s ahead did not move its window
+    begins, ends = ([window[key] for window in windows] for key in ("began", "ended"))
+    assert max(ends) - min(ends) < 5_000_000_000  # the clock that is 7 s ahead did not move its window
+    assert min(ends) - max(begins) > 450_000_000  # all have all of it
     for window in windows:
-        assert 0 < window["seconds"] <= 0.5
         assert window["words"] == [
             "capture", "--interface", "eth2", "--filter", "roce and (host 10.0.0.1 or host 10.0.0.2)",
             "--promiscuous", "--as-node",
@@ -115,6 +118,22 @@ def test_nodes_that_fail_are_named_and_the_rest_goes_on(environment: dict[str, s
     assert sorted(path.name for path in job.iterdir()) == ["breaks.pcapng.zst", "node1.pcapng.zst"]
 
 
+def test_the_window_begins_when_all_nodes_capture(environment: dict[str, str], tmp_path: Path) -> None:
+    attached = tmp_path / "attached"
+    process = start(
+        environment | {"ATTACHED": str(attached)},
+        "--on", "node1,slow", "-i", "eth2", "-w", str(tmp_path / "job"), "--duration", "0.2",
+    )  # fmt: skip
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.startswith("capturing on node1, slow"):
+            break
+    assert attached.exists()
+    process.communicate(timeout=120)
+    ends = [json.loads(file.read_text())["ended"] for file in (tmp_path / "job").iterdir()]
+    assert min(ends) > attached.stat().st_mtime_ns
+
+
 def test_ctrl_c_ends_the_window_on_all_and_collects(environment: dict[str, str], tmp_path: Path) -> None:
     job = tmp_path / "job"
     process = start(environment, "--on", "node1,node2", "-i", "eth2", "-w", str(job))
@@ -127,7 +146,7 @@ def test_ctrl_c_ends_the_window_on_all_and_collects(environment: dict[str, str],
     process.communicate(timeout=120)
     assert process.returncode == 0
     for name in ("node1", "node2"):
-        assert json.loads((job / f"{name}.pcapng.zst").read_text())["seconds"] is None
+        assert json.loads((job / f"{name}.pcapng.zst").read_text())["ended"]
 
 
 def test_no_node_answers(environment: dict[str, str], tmp_path: Path) -> None:

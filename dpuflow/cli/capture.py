@@ -13,7 +13,9 @@ from dpuflow.cli.nodes import ending_of, given, on_nodes
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from dpuflow.live.capture import Summary
     from dpuflow.live.options import LiveOptions
+    from dpuflow.live.record import Watcher
 
 EPILOG = """\b
 Examples:
@@ -394,16 +396,19 @@ def capture(
         on_nodes(on, over, path, mode, duration, quiet)
         return
 
-    def take(file: str | None, seconds: float | None, stopped: Callable[[], bool] = lambda: False) -> None:
-        with LiveLine(enabled=not quiet and not as_node) as line:
-            summary = record(
-                asked,
-                file,
-                backend=backend,
-                rotation=Rotation(rotate_size, rotate_time, files),
-                until=Until(seconds, count, stopped),
-                watcher=line,
-            )
+    def take(
+        file: str | None, seconds: float | None, watcher: Watcher, stopped: Callable[[], bool] = lambda: False
+    ) -> Summary:
+        return record(
+            asked,
+            file,
+            backend=backend,
+            rotation=Rotation(rotate_size, rotate_time, files),
+            until=Until(seconds, count, stopped),
+            watcher=watcher,
+        )
+
+    def tell(summary: Summary) -> None:
         for text in summary_lines(summary, warnings_only=quiet):
             click.echo(text, err=True)
         if summary.reason is not None:
@@ -413,6 +418,8 @@ def capture(
         from dpuflow.live.node import serve
 
         with open(0, "rb", buffering=0, closefd=False) as words:
-            serve(take, ending_of(mode), words, sys.stdout.buffer)
+            serve(lambda file, *how: tell(take(file, None, *how)), ending_of(mode), words, sys.stdout.buffer)
     else:
-        take(path, duration)
+        with LiveLine(enabled=not quiet) as line:
+            summary = take(path, duration, line)
+        tell(summary)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import math
 import shutil
 import tempfile
 import threading
@@ -12,15 +12,18 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from dpuflow.live.nodes import HELLO
+from dpuflow.live.nodes import ATTACH, HELLO, NOW
 from dpuflow.live.sync import clock_state
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from dpuflow.live.capture import LiveCapture, Status
+    from dpuflow.live.record import Watcher
+
 
 def serve(
-    take: Callable[[str, float | None, Callable[[], bool]], None],
+    take: Callable[[str, Watcher, Callable[[], bool]], None],
     ending: str,
     source: BinaryIO,
     target: BinaryIO,
@@ -30,26 +33,19 @@ def serve(
     The file is sent whatever ``take`` raises, and then that is raised. ``source`` has no buffer.
     """
     _say(target, clock=clock_state())
-    window: dict[str, Any] | None = None
     for line in source:
-        if line.strip() == b"now":
+        if line.strip() == NOW:
             _say(target, now_ns=time.time_ns())
-        elif line.strip():
-            window = json.loads(line)
+        elif line.strip() == ATTACH:
             break
-    if window is None:
+    else:
         return  # nobody is there any more
     folder = Path(tempfile.mkdtemp(prefix="dpuflow-"))
     file = folder / f"capture{ending}"
-    over = threading.Event()
-    threading.Thread(target=_until_end, args=(source, over), daemon=True).start()
+    window = _Window(source)
     try:
-        over.wait(max(window["start_ns"] - time.time_ns(), 0) / 1e9)
-        left = window["duration_s"]
-        if left is not None:
-            left = max(left - max(time.time_ns() - window["start_ns"], 0) / 1e9, 0.001)
         try:
-            take(str(file), left, over.is_set)
+            take(str(file), _Attached(target), window.is_over)
         finally:
             if file.exists():
                 _say(target, bytes=file.stat().st_size)
@@ -60,12 +56,35 @@ def serve(
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _until_end(source: BinaryIO, over: threading.Event) -> None:
-    """Set ``over`` when nobody is there any more."""
-    with contextlib.suppress(OSError, ValueError):
-        while os.read(source.fileno(), 1):  # not by a buffer, whose lock would outlive the main thread
-            pass
-    over.set()
+class _Window:
+    """It is over when its end, which is told once all nodes capture, has come; or the input's."""
+
+    def __init__(self, source: BinaryIO) -> None:
+        self._end_s = math.inf
+        threading.Thread(target=self._listen, args=(source,), daemon=True).start()
+
+    def _listen(self, source: BinaryIO) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            for line in source:
+                left_ns = json.loads(line)["end_ns"] - time.time_ns()
+                self._end_s = time.monotonic() + left_ns / 1e9
+        self._end_s = -math.inf  # nobody is there any more
+
+    def is_over(self) -> bool:
+        return time.monotonic() >= self._end_s
+
+
+class _Attached:
+    """Says when packets are being taken."""
+
+    def __init__(self, target: BinaryIO) -> None:
+        self._target = target
+
+    def started(self, capture: LiveCapture) -> None:
+        _say(self._target, attached=True)
+
+    def show(self, status: Status) -> None:
+        pass
 
 
 def _say(target: BinaryIO, **what: Any) -> None:

@@ -1,10 +1,11 @@
 """One capture on several nodes: this side starts it on each, gives all the same window, and collects.
 
 In: nodes, and a command that runs words on one of them (ssh, srun, kubectl exec). Out: a file for each.
-The other side is ``live/node``: it says hello, tells its wall clock when asked, waits for the window,
-captures to a file of its own, and sends that when the window is over, so that nothing of it goes over the
-job's network meanwhile. It ends as soon as its standard input does: so Ctrl-C here, or a connection that
-breaks, ends it there.
+The other side is ``live/node``: it says hello, tells its wall clock when asked, attaches when told to, and
+captures to a file of its own, which it sends when the window is over, so that nothing of it goes over the
+job's network meanwhile. The window begins when all nodes capture: each file has all of it, and what its node
+saw while others were attaching. A node ends as soon as its standard input does: so Ctrl-C here, or a
+connection that breaks, ends it there.
 """
 
 from __future__ import annotations
@@ -23,15 +24,17 @@ from typing import TYPE_CHECKING, Any, Final
 from dpuflow.errors import DpuflowError, OptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 OVER: Final = "ssh -o BatchMode=yes {node} {line}"
 HELLO: Final = b"dpuflow-node "
 """What a line of a node's dpuflow begins with; what a login shell prints before is skipped."""
+NOW: Final = b"now"
+ATTACH: Final = b"attach"
+"""What a node is asked: its clock; to begin its capture."""
 _ANSWER_S: Final = 60.0
 """How long a node may take to answer: a connection, and Python's start on a busy machine."""
-_AHEAD_NS: Final = 500_000_000  # the window begins this long after it was told
 _ASKED: Final = 5  # readings of a node's clock; the quickest counts
 
 
@@ -123,12 +126,15 @@ def capture_on(
         ready = [node for node in nodes if node.failed is None]
         if not ready:
             raise DpuflowError("no node answered" if len(nodes) > 1 else f"{nodes[0].name} did not answer")
-        begin_ns = time.time_ns() + _AHEAD_NS
-        for node in ready:
-            told = {"start_ns": begin_ns + node.offset_ns, "duration_s": duration_s}
-            with contextlib.suppress(OSError):
-                node.tell(json.dumps(told))
-        say(f"capturing on {', '.join(node.name for node in ready)}")
+        _each(ready, _attach, warn)
+        ready = [node for node in ready if node.failed is None]
+        if duration_s is not None:
+            end_ns = time.time_ns() + round(duration_s * 1e9)
+            for node in ready:
+                with contextlib.suppress(OSError):
+                    node.tell(json.dumps({"end_ns": end_ns + node.offset_ns}))
+        if ready:
+            say(f"capturing on {', '.join(node.name for node in ready)}")
         _each(ready, lambda node: _collect(node, say), warn, stop=ready)
     finally:
         for node in nodes:
@@ -196,27 +202,41 @@ def _each(
 
 def _greet(node: Node, say: Callable[[str], None]) -> None:
     """Its hello, then its clock against this one: half of the quickest way there and back is the error."""
-    timer = threading.Timer(_ANSWER_S, lambda: node.fail(f"no answer within {_ANSWER_S:.0f} s"))
-    timer.start()
-    try:
+    with _in_time(node):
         node.clock = _answer(node)["clock"]
         best: tuple[int, int] | None = None
         for _ in range(_ASKED):
             before = time.time_ns()
-            node.tell("now")
+            node.tell(NOW.decode())
             there = _answer(node)["now_ns"]
             after = time.time_ns()
             reading = ((after - before) // 2 + 1, there - (before + after) // 2)
             best = min(best or reading, reading)
         assert best is not None
         node.error_ns, node.offset_ns = best
-    finally:
-        timer.cancel()
     ahead = "ahead of" if node.offset_ns > 0 else "behind"
     against = f"is {abs(node.offset_ns) / 1e6:,.3f} ms {ahead} this machine's"
     if abs(node.offset_ns) <= node.error_ns:
         against = "agrees with this machine's"
     say(f"{node.name}: clock {against} (+-{node.error_ns / 1e6:,.3f} ms); {node.clock}")
+
+
+def _attach(node: Node) -> None:
+    """Until it takes packets."""
+    with _in_time(node):
+        node.tell(ATTACH.decode())
+        _answer(node)
+
+
+@contextlib.contextmanager
+def _in_time(node: Node) -> Iterator[None]:
+    """A node that does not answer has failed."""
+    timer = threading.Timer(_ANSWER_S, lambda: node.fail(f"no answer within {_ANSWER_S:.0f} s"))
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def _answer(node: Node) -> dict[str, Any]:
