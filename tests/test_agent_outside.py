@@ -15,13 +15,14 @@ import agent_worlds
 import msgspec
 import pytest
 
+from dpuflow.agent import outside
 from dpuflow.agent.board import Board, FindingState, Health, Window
-from dpuflow.agent.config import Api, Capture, Config
+from dpuflow.agent.config import Api, Capture, Config, Webhook
 from dpuflow.agent.log import Log
 from dpuflow.agent.outside import Outside
 from dpuflow.agent.service import Service
 from dpuflow.agent.usage import memory
-from dpuflow.errors import OptionError
+from dpuflow.errors import MissingError, OptionError
 from dpuflow.results import Analysis, Finding
 
 CONFIG = Config(api=Api(listen="127.0.0.1:9487", health="127.0.0.1:9488"))
@@ -116,6 +117,25 @@ def test_what_cannot_be_served_is_told_here(board: Board) -> None:
         assert asked(9487, "/healthz")
     finally:
         outside.close()
+
+
+def test_a_reload_that_lacks_a_package_changes_nothing(board: Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It ended the process: a package is loaded when the first webhook comes."""
+    hidden = outside._CODE.replace("import sys;", "import sys; sys.modules['urllib3'] = None;")
+    monkeypatch.setattr(outside, "_CODE", hidden)
+    log = io.StringIO()
+    parts = Outside(board, SERVED, Log(stream=log))
+    try:
+        before = parts.pid
+        told = Config(api=CONFIG.api, webhooks=[Webhook(url="http://127.0.0.1:9/")])
+        with pytest.raises(MissingError, match=r"the agent needs urllib3: run pip install '.\[agent\]'"):
+            parts.reload(told)
+        assert asked(9489, "/healthz")
+        parts.reload(CONFIG)
+        assert asked(9487, "/healthz")
+        assert (parts.pid, log.getvalue()) == (before, "")
+    finally:
+        parts.close()
 
 
 def test_nothing_is_begun_for_nothing(board: Board) -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import secrets
 import socket
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from dpuflow.agent.access import check_files
 from dpuflow.errors import MissingError
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     from dpuflow.agent.board import Board
     from dpuflow.agent.config import Config
     from dpuflow.agent.metrics import Metrics
@@ -26,8 +29,15 @@ def start(board: Board, config: Config, agent: int | None = None) -> Outlets:
     Raises OptionError where an address, a certificate or a secret cannot be used, and MissingError without
     the packages of the extra ``agent``.
     """
-    try:
+    with _packages():
         return Outlets(board, config, agent)
+
+
+@contextmanager
+def _packages() -> Iterator[None]:
+    """A package that is missing is one sentence."""
+    try:
+        yield
     except ModuleNotFoundError as error:
         raise MissingError(
             f"the agent needs {error.name}: run pip install '.[agent]' in the dpuflow checkout"
@@ -59,10 +69,17 @@ class Outlets:
         """Take another configuration, and read the files that it names again.
 
         A changed ``api`` or ``metrics`` section starts both anew: counters begin at 0, streams break off.
-        Raises OptionError where the new one cannot be used; then the old one goes on.
+        Raises OptionError where the new one cannot be used, MissingError without the packages that it needs;
+        then the old one goes on.
         """
-        before = self._config
         check_files(config)
+        with _packages():
+            if config.webhooks:
+                import urllib3  # noqa: F401  before anything has changed
+            self._go_on(self._config, config)
+        self._config = self._context.config = config
+
+    def _go_on(self, before: Config, config: Config) -> None:
         if (before.api, before.metrics) != (config.api, config.metrics):
             self._stop_serving()
             try:
@@ -73,7 +90,6 @@ class Outlets:
         elif self.server is not None:
             self.server.reload(config.api)
         self.webhooks.reload(config.webhooks)
-        self._config = self._context.config = config
 
     def close(self) -> None:
         """Stop all of it."""
