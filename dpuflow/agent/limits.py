@@ -263,11 +263,12 @@ class Governor:
         others = min(max(mean("cpu") - capture - analysis, 0.0), self._others)
         capture *= arrived / taken if taken else 1.0
         once = ANALYSES * self._message_s * self._message_rate()
-        wanted = others + capture + max(min(analysis, ANALYSIS_SHARE * limit), once)
+        share = ANALYSIS_SHARE * max(limit - others, LEAST * limit)  # as ``Budget`` divides
+        wanted = others + capture + max(min(analysis, share), once)
         left = max(AIM * limit - others, LEAST * limit)
         # Whichever is more: both grow with what is taken in, or analysing has its share and grows no more.
         both = left / max(capture + analysis, 1e-6)
-        capped = (left - ANALYSIS_SHARE * limit) / max(capture, 1e-6)
+        capped = (left - share) / max(capture, 1e-6)
         fits = min(max(both, capped), left / max(capture + once, 1e-6))
         if wanted > TOO_MUCH * limit:
             return min(fits, TOO_MUCH)
