@@ -215,6 +215,72 @@ def test_scripts_are_shell_that_any_sh_reads(script: str) -> None:
     assert "systemctl" not in path.read_text()  # no daemon is started, stopped, masked or reconfigured
 
 
+STUB = """#!/bin/sh
+echo "$(basename "$0") $*" >>"$LOG"
+case "$(basename "$0") $*" in
+"id -u") echo 0 ;;
+"apt-cache policy "*) echo "  Candidate: 1" ;;
+"dpkg -x "*) mkdir unpacked ;;
+*" -m venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
+esac
+"""
+SERVICES = ("prometheus", "openvswitch-switch", "openssh-server")
+
+
+@pytest.mark.parametrize("want", ["run", "live", "test"])
+def test_setup_lists_what_it_installs_and_installs_no_service(want: str, tmp_path: Path) -> None:
+    """As root on a system that has nothing yet: `make demo` installs nothing by apt at all."""
+    bin_, log = tmp_path / "bin", tmp_path / "log"
+    bin_.mkdir()
+    (tmp_path / "tools").mkdir()
+    shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
+    (tmp_path / "tools" / "bpf.sh").write_text('echo bpf >>"$LOG"\n')
+    for tool in (
+        "sh",
+        "basename",
+        "dirname",
+        "cat",
+        "cp",
+        "grep",
+        "mkdir",
+        "mktemp",
+        "mv",
+        "rm",
+        "sed",
+        "touch",
+        "tr",
+    ):
+        (bin_ / tool).symlink_to(shutil.which(tool) or "")
+    for tool in ("id", "apt-get", "apt-cache", "dpkg", "systemctl", "service", "invoke-rc.d", "python"):
+        (bin_ / tool).write_text(STUB)
+        (bin_ / tool).chmod(0o755)
+    done = subprocess.run(
+        ["sh", "tools/setup.sh", want],
+        cwd=tmp_path,
+        env={"PATH": str(bin_), "LOG": str(log), "PYTHON": str(bin_ / "python")},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    ran = log.read_text().splitlines()
+    assert not [line for line in ran if line.startswith(("systemctl", "service", "invoke-rc.d"))]
+    installed = [
+        [word for word in line.split()[2:] if not word.startswith("-")]
+        for line in ran
+        if line.startswith("apt-get") and " install " in line
+    ]
+    listed = re.findall(r"setup: installing these packages of the distribution: (.*)", done.stdout)
+    assert [" ".join(words[1:]) for words in installed] == listed
+    assert not {*SERVICES} & {word for words in installed for word in words}
+    pip = [line for line in ran if " -m pip install " in line]
+    assert f"--require-hashes -r tools/lock/{'test' if want == 'test' else 'run'}.txt" in pip[0]
+    if want == "run":
+        assert not [line for line in ran if line.startswith(("apt-", "dpkg", "bpf")) or "warm" in line]
+    else:
+        assert {"clang", "libbpf-dev"} & {word for words in installed for word in words}
+        assert "bpf" in ran
+
+
 @pytest.mark.parametrize(
     "path", [DEPLOY / "kubelet" / "dpuflow-agent.yaml", CHART / "templates" / "daemonset.yaml"]
 )
