@@ -123,7 +123,8 @@ def solve(entries: Entries, inputs: Blocker, blockers: Iterable[Blocker]) -> tup
 
 
 def inputs_and_offers(scene: Scene) -> Blocker:
-    """What had reached ranks whose first act came after it: rejected, their entries are as good as exact.
+    """Inputs and credits that arrived before a rank's first act: once ruled out as its cause, the entry is as
+    good as exact.
 
     By three times the slow reaction; where proxy threads and GPUs act, which wait for slots and for the wire
     as well, only beyond the worst. A credit may come long after the input.
@@ -146,7 +147,7 @@ class Credited(NamedTuple):
 
 
 def credited(scene: Scene) -> Credited:
-    """First messages that left within the usual reaction to their credit, or as soon as one could.
+    """First messages that left within the usual reaction time to their credit, or as soon as possible.
 
     Only if the rank can have been there before: not if from leaving its last collective to the credit there
     was less time than any rank's work takes. ``way_ns``: a credit and what it allowed, as one end saw them,
@@ -177,7 +178,7 @@ def credited(scene: Scene) -> Credited:
 
 
 def missing_before(scene: Scene) -> Blocker:
-    """Data that ranks had sent or received last, where packets of theirs are missing from there on.
+    """The last data that ranks sent or received before packets of theirs are missing.
 
     Order tells what belongs to which operation, so a message that was not captured makes those after it seem
     to be the ones before them. What left long after all data that the rank had sent or received began
@@ -208,7 +209,7 @@ def missing_before(scene: Scene) -> Blocker:
 
 
 def before_leaving(scene: Scene) -> Bools:
-    """Rows of ranks that seem to have entered before they had left their group's operation before.
+    """Rows of ranks that seem to have entered before leaving their group's previous operation.
 
     A library that works on several at once does so at most ranks; one rank alone cannot have: its messages
     were taken for others.
@@ -230,7 +231,7 @@ def before_leaving(scene: Scene) -> Bools:
 
 
 def held_senders(scene: Scene) -> tuple[Bools, float]:
-    """Rows of NCCL's ranks that only send whose first message may have waited for its slot.
+    """Rows of NCCL's ranks that only send, and whose first message may have waited for a free slot.
 
     Nothing keeps them in an operation: they run ahead of those that receive. It left as soon after its
     credit as messages do that waited for one: within three times the quickest (5 %) of the connection where
@@ -248,7 +249,7 @@ def held_senders(scene: Scene) -> tuple[Bools, float]:
 
 
 def first_on_connection(scene: Scene) -> Bools:
-    """A rank's first message over a connection that was opened since it left the collective before.
+    """A rank's first message over a connection opened after it left the previous collective.
 
     Open MPI, UCX and libfabric connect when a rank first sends to another, and the message waits for that.
     Gloo and NCCL connect before any collective. ob1's hello shows that the capture holds a connection's
@@ -276,7 +277,7 @@ def first_on_connection(scene: Scene) -> Bools:
 
 
 def sent_again(scene: Scene) -> tuple[Bools, Bools]:
-    """Rows whose act may have been sent before it was first seen; and rows whose credit was sent again.
+    """Rows whose act may be a retransmission of one not seen; and rows whose credit was retransmitted.
 
     The former were sent again and not captured at their sender, or their beginning was missed there.
     """
@@ -292,7 +293,7 @@ def sent_again(scene: Scene) -> tuple[Bools, Bools]:
 
 
 def behind_own_data(scene: Scene) -> Blocker:
-    """Earlier data of a rank's adapter: its first message may have left right behind it, as packets follow.
+    """Earlier data of a rank's adapter that its first message may have followed back to back.
 
     It may have waited in the adapter's queue, as on a slow link. So it may if it left while another message
     was leaving: packets of both take turns. Messages sent again do not leave at a stretch. A rank that went
@@ -364,8 +365,8 @@ def _since_ns(entries: Entries) -> Ints:
 
 
 def least_work_ns(entries: Entries, free: Bools, of_row: Ints) -> tuple[Ints, Bools]:
-    """For each row the least time that a rank of its group needed between two collectives, 0 without; and
-    rows of which that is not known because one other rank alone was free of doubt.
+    """For each row the shortest time that a rank of its group needed between two collectives, 0 where
+    unknown; and the rows where it is unknown because only one other rank was beyond doubt.
 
     From the rows ``free`` of any doubt, if there are enough. Those of a single rank speak for itself alone:
     it may be the slow one that the others wait for. A rank that a credit had held up would have been there

@@ -82,7 +82,7 @@ def build_entries(exchanges: Rows, instances: Sequence[Instance]) -> Entries:
 
 
 def _sent_again(places: Places) -> Ints:
-    """By row how many packets to and from the rank were sent again."""
+    """Per row how many packets to and from the rank were retransmitted."""
     again = np.zeros(len(places), np.int64)
     for end in (places.sender, places.receiver):
         np.add.at(again, end, places.picked["retransmitted"].astype(np.int64))
@@ -168,7 +168,7 @@ def _solved(scene: Scene, joined: Joined) -> tuple[Entries, Ints]:
 
 
 def _stalled(entries: Entries, law: Law) -> Ints:
-    """How long each rank sat on an input in mid-operation, at most, where that is far beyond what is usual.
+    """The longest that each rank held an input in mid-operation, where that is far beyond the usual.
 
     It had entered and sent all it could; the delay is its own, and later messages of others inherit it.
     Where packets of its messages were sent again, the network may have kept it.
@@ -181,7 +181,7 @@ def _stalled(entries: Entries, law: Law) -> Ints:
 
 
 def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
-    """Make bounds of entries of ranks that may have acted before the first act that was seen of them.
+    """Turn entries into bounds where the rank may have acted before the first of its acts that was captured.
 
     What such a rank is seen to send may have waited for an input that nobody saw, or not be its first:
     then how long after an input it came says nothing either.
@@ -202,7 +202,7 @@ def _undated(entries: Entries, instances: Sequence[Instance]) -> Entries:
 
 
 def _own_answers(entries: Entries, law: Law) -> Bools:
-    """Rows of ranks that answered what lay there and then sent their own, which needed nothing, at once."""
+    """Rows of ranks that answered waiting inputs and then at once sent their own data, which needs none."""
     own = (entries.rule == Rule.ANSWER) & (entries.free_ns != NEVER)
     with np.errstate(invalid="ignore"):
         return np.asarray(own & (entries.free_ns - entries.enter_ns <= law.most_ns), np.bool_)

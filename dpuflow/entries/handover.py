@@ -75,7 +75,8 @@ def _begun_before(picked: Picked, sender: Ints, start: Ints) -> Ints:
 
 
 def _behind_own_data(picked: Picked, sender: Ints, start: Ints, ready: Ints) -> Ints:
-    """NCCL's sends whose rank was still sending when their input came: they waited for the wire, not for it.
+    """NCCL's sends whose rank was still sending when their input came: they waited for the wire, not for
+    that.
 
     NCCL's thread blocks fill slots while the network takes those before; a blocking caller has one at a time.
     """
@@ -91,8 +92,8 @@ def _behind_own_data(picked: Picked, sender: Ints, start: Ints, ready: Ints) -> 
 
 
 def granted_data_ns(picked: Picked, sender: Ints) -> Ints:
-    """How long Open MPI's hosts take from a grant to the data that it allows, where nothing else of the rank
-    was leaving: it is in the call, and had waited for that.
+    """How long Open MPI's hosts take from a grant to the data that it allows, where the rank was sending
+    nothing else: it is inside the call and was waiting for the grant.
     """
     wire, start, end = picked["wire"], picked["data_ns"], picked["data_end_ns"]
     granted = picked["grant_arrived_ns"]

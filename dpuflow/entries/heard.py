@@ -47,8 +47,8 @@ class Message(NamedTuple):
 
 
 def likely_entries(entries: Entries, exchanges: Rows, instances: Sequence[Instance], law: Law) -> Heard:
-    """When ranks that were heard of are likely to have entered, and what first shows those that nothing
-    dates. A link takes as long as the group's hosts usually react (``law``).
+    """When ranks known only through others' messages are likely to have entered, and what first shows those
+    that nothing dates. A hop takes as long as the group's hosts usually take to react (``law``).
     """
     out = entries.heard
     likely, by, by_act = out.likely_ns.copy(), out.by_ns.copy(), out.by_act.copy()

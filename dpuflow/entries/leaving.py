@@ -241,7 +241,7 @@ def as_acknowledged(entries: Entries, places: Places) -> tuple[Ints, Ints]:
 
 
 def not_beside(entries: Entries, places: Places, last: Ints) -> Ints:
-    """``last``, each row's collective before (-1: none), and -1 where its rank need not have left that one.
+    """``last``, each row's previous collective (-1: none), and -1 where its rank need not have left it.
 
     What came before that is no stand-in: how long ranks work would be reckoned from there.
     """

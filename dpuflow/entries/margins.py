@@ -98,7 +98,7 @@ def of_wires(
 
 
 def by_proxies(entries: Entries, exchanges: Rows | Picked, instances: Sequence[Instance]) -> Bools:
-    """Rows whose first message and whose later ones are handed on by one thread, as NCCL's proxy does.
+    """Rows whose first and later messages are sent by one thread, as NCCL's proxy does.
 
     In Open MPI the caller itself sends, an entry wakes nobody up, and reactions say nothing of it; Gloo wakes
     other threads for a call than for a message.
@@ -107,7 +107,7 @@ def by_proxies(entries: Entries, exchanges: Rows | Picked, instances: Sequence[I
 
 
 def by_threads(entries: Entries, exchanges: Rows | Picked, instances: Sequence[Instance]) -> Bools:
-    """Rows whose calls wake a thread of the library, as Gloo's do; a library that nothing names may do so."""
+    """Rows whose calls wake a thread of the library, as Gloo's do and an unknown library's may."""
     return of_wires(entries, exchanges, instances, lambda wire: is_gloo(wire) or wire == Wire.TCP_BURST)
 
 
@@ -209,7 +209,7 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, law: Law) -> Ints:
 
 
 def room(entries: Entries, left_ns: Ints, law: Law, of_row: Ints) -> Ints:
-    """Per row how long before its first act its rank may have entered at the worst, ns.
+    """Per row how long before its first act the rank may have entered in the worst case, ns.
 
     As much as a hand-over takes at the worst beyond the quickest (5 %), for these all ranks need; nor more
     than the group's work scatters by at the worst, hand-over included. And not before it can have done the
@@ -236,7 +236,7 @@ def _work_scatter_ns(entries: Entries, left_ns: Ints, of_row: Ints) -> Floats:
 
 
 def ways(entries: Entries, joined: Joined) -> tuple[Ints, Ints]:
-    """For rows of ranks without a capture of their own: how long their first act may have been on its way.
+    """For rows of ranks without a capture of their own: how long their first act may have been in flight.
 
     It is dated by its arrival. No longer, in 95 of 100 cases, than the way to that rank and back, from a
     message to its ACK. Over TCP receivers hold ACKs back (RFC 1122, 4.2.3.2), so there the shortest counts.

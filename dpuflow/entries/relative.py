@@ -191,7 +191,7 @@ def cautious(entries: Entries, relative: Relative, short: Bools) -> Ints:
 
 
 def claim(entries: Entries, relative: Relative, short: Bools) -> Relative:
-    """``relative`` as it is claimed to readers: lower bounds leave room for the worst hand-over.
+    """``relative`` as reported: lower bounds leave room for the worst hand-over.
 
     A proxy thread that sleeps before it sends its rank's first message leaves the same packets as a rank that
     enters late. Causes and verdicts rest on what is likely, and weigh how often that happens (``excess``).

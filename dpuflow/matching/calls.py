@@ -61,7 +61,7 @@ _STARS: Final = {
 
 
 def cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
-    """Transfers by endpoints that they connect, those of as many calls and bytes apart from others.
+    """Transfers by the endpoints that they connect and by equal numbers of calls and bytes.
 
     Communicators that exchange all with all do so equally often on all their edges; a pipeline's edges that
     touch them need not.
@@ -73,7 +73,7 @@ def cliques(every: Sequence[Transfers]) -> list[list[Transfers]]:
 
 
 def at_all(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]]:
-    """Of edges seen from mid-job on the transfers while all of them are seen, and the others, cut off.
+    """Of edges seen from mid-job on, the transfers while all edges are seen; and the others, cut off.
 
     From one time to another at which none was under way.
     """
@@ -339,7 +339,7 @@ _CUT: Final = MessageFlag.STARTS_BEFORE | MessageFlag.ENDS_AFTER | MessageFlag.G
 
 
 def put_instances(job: Job, rows: Ints) -> tuple[list[Instance], Ints]:
-    """The all_to_alls among ``rows``, and the rows of none."""
+    """The all_to_alls among ``rows``, and the rows that belong to none."""
     exchanges = job.exchanges
     put = rows[(exchanges["wire"][rows] == Wire.ROCE_WRITE) & (exchanges["tag"][rows] > 1)]
     if not len(put):
@@ -394,7 +394,7 @@ LEAST: Final = 512
 
 
 def without_pages(exchanges: Rows, rows: Ints) -> Ints:
-    """``rows`` without unannounced WRITEs from who is never written to like that to who never writes so."""
+    """``rows`` without unannounced WRITEs from endpoints that get none such to endpoints that send none."""
     plain = rows[exchanges["wire"][rows] == Wire.ROCE_WRITE]
     plain = plain[(exchanges["grant"][plain] == NONE32) & (exchanges["tag"][plain] == 0)]
     plain = plain[exchanges["op"][plain] == Op.UNKNOWN]

@@ -89,16 +89,16 @@ def _in_part(pipes: Sequence[Pipe], near: frozenset[int], nodes: Ints) -> bool:
 
 
 def _apart(parts: list[list[Lockstep]], nodes: Ints, near: frozenset[int] | None) -> list[list[Lockstep]]:
-    """``parts`` that may be communicators: where not all nodes were captured not those with several GPUs of a
-    node. These are rather a part of what was not understood."""
+    """``parts`` that may be communicators; where not all nodes were captured, not those with several GPUs of
+    one node: these are more likely part of something not understood."""
     ends = ({end for each in part for pipe in each.pipes for end in pipe[:2]} for part in parts)
     own = (near is None or len({int(nodes[end]) for end in mine}) == len(mine) for mine in ends)
     return [part for part, alone in zip(parts, own, strict=True) if alone]
 
 
 def _coarser(columns: Columns, pipes: Sequence[Pipe]) -> list[Lockstep]:
-    """``pipes`` by how many messages they have: where receivers were slow few of them do not show to be in
-    lockstep, and yet have in common hardly more than beginnings."""
+    """``pipes`` by their numbers of messages: where receivers were slow, few pipes show no lockstep, and yet
+    have hardly more than beginnings in common."""
     alike = grouped(pipes, lambda pipe: (pipe.first, pipe.stop))
     return [each for mine in alike.values() if (each := together(mine)) is not None]
 
@@ -308,7 +308,7 @@ def in_lockstep(pipes: Sequence[Pipe], strict: bool = False) -> list[Lockstep]:
 
 
 def _put_together(sets: Sequence[tuple[list[Pipe], Bools]]) -> list[tuple[list[Pipe], Bools]]:
-    """``sets`` of pipes, with what all of a set's have in common, those in lockstep as one.
+    """``sets`` of pipes, those in lockstep merged, with what all pipes of a set have in common.
 
     Where receivers were slow two pipes share hardly more places than chance gives them. What many pipes have
     in common is nothing but beginnings, and shows which others have all of these, too.
@@ -436,8 +436,8 @@ def _longest(begins: Bools) -> int:
 
 
 def _stopped(one: Pipe, other: Pipe, longest: int) -> bool:
-    """Whether of two pipes the captures at the ends of the one with fewer messages stopped before the other
-    was through with the operation behind those. ``longest``: messages of the longest operation."""
+    """Whether, of two pipes, the captures at the ends of the one with fewer messages stopped before the other
+    had finished its next operation. ``longest``: messages of the longest operation."""
     short, long = sorted((one, other), key=lambda pipe: pipe.stop)
     return long.arrived is not None and bool(long.arrived[short.stop + longest - long.first] >= short.until)
 

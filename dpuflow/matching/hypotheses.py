@@ -34,8 +34,8 @@ ompi/mca/coll/base); what nobody names may be cut whatever it is."""
 SAMPLE = 1024
 """Messages on which hypotheses are compared; the best one then takes all that it explains."""
 LAID_OUT = 1 << 18
-"""Messages between ranks nobody saw that a schedule may have: a ring of 360 ranks. Who sends from thousands
-of addresses would have schedules laid out of as many messages as the addresses squared,"""
+"""Messages between uncaptured ranks that a schedule may have: a ring of 360 ranks. Traffic from thousands of
+addresses would need schedules of as many messages as the addresses squared,"""
 LOOKED_AT = 4 * LAID_OUT
 """and of all those that are tried at once."""
 

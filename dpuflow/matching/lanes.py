@@ -143,7 +143,7 @@ def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
 
 
 FEW: Final = 32
-"""Operations whose first bytes tell which lanes are of one channel."""
+"""Operations whose first bytes show which lanes are of one channel."""
 
 
 class Passed(NamedTuple):

@@ -244,10 +244,9 @@ def placed(instance: Instance, near: frozenset[int] | None) -> Instance:
 
 
 MOST: Final = 0.9
-"""Share of cases that must bear a reading out. What disturbs single ones (a late stamp, a message sent again
-or lost from the capture, the capture's ends) has one in ten; what explains less has not understood its
-messages."""
+"""Share of cases that must confirm a reading. One in ten may be disturbed (a late stamp, a retransmission, a
+message lost from the capture, the capture's ends); one that explains fewer does not fit the messages."""
 RARE: Final = 0.1
 """Share of cases that may speak against a reading: the rest of ``MOST``."""
 TWICE: Final = 2
-"""How often something must have been seen: what happened once may be an accident, or a wrong time."""
+"""How often something must have been seen: what happened once may be chance, or a wrong time."""

@@ -50,7 +50,7 @@ UNITS: Final = (32_768, 65_536, *CHUNKS)
 QUICK: Final = 5
 """Percentile of pauses that are as short as pauses between parts are."""
 FEW: Final = 3
-"""Parts alike from which on they are a habit."""
+"""So many equal parts are a pattern."""
 
 
 def lines_of(job: Job, rows: Ints, announced: Ints) -> list[tuple[Edge, Ints]]:

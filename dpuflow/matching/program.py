@@ -411,7 +411,7 @@ PARTS = {
 
 
 def composed(exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
-    """``instances`` of one communicator with pairs that are one operation put together.
+    """``instances`` of one communicator, with pairs that make up one composed operation merged.
 
     Between the parts of one the root has nothing else to do, and goes on at once unless it comes late: now
     and then it takes but a fraction of what ranks take from one operation to the next. Where it never does it

@@ -197,7 +197,7 @@ def _cut_alike(match: Match, edges: EdgeBytes, seen: Seen) -> bool:
 
 
 def _untimely(match: Match, edges: EdgeBytes, unasked: Mapping[int, int]) -> int:
-    """By how many the messages that need no input differ from those that were sent without any."""
+    """By how many the messages that need no input differ from those sent before any input came."""
     places = {end: place for place, end in enumerate(match.order)}
     off = 0
     for end, count in unasked.items():

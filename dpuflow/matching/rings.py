@@ -56,7 +56,7 @@ class Fit(NamedTuple):
 
 
 FEW_NODES: Final = 3
-"""So many are all connected with all by two rings, one the other way round."""
+"""So many are fully connected by two rings, one the other way round."""
 
 
 class _Hops(NamedTuple):
@@ -214,7 +214,7 @@ def _single(view: View) -> list[list[int]]:
 
 
 def meet(lanes: Iterable[Lane], parts: Iterable[Iterable[int]]) -> bool:
-    """Whether no part is through before all others have begun: nobody leaves before all have entered."""
+    """Whether no part ends before all others have begun, as no rank leaves before all have entered."""
     begins, ends = [], []
     for part in map(set, parts):
         mine = [lane for lane in lanes if lane.src in part]

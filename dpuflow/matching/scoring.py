@@ -29,7 +29,7 @@ NO_CONTRAST = 0.75
 """What a hypothesis with one send a rank is worth, which has no inner places to compare: half way
 between chance and certainty, so that a coarser one must show pauses to win."""
 CHANCE = 0.5
-"""What a hypothesis is worth that nothing speaks for or against."""
+"""What a hypothesis is worth without evidence for or against it."""
 CLEAR = 0.95
 """A hypothesis with this contrast and causality leaves nothing to improve."""
 

@@ -77,7 +77,7 @@ def _read(job: Job, streams: Streams) -> list[Instance]:
 
 
 def _one_after_the_other(columns: Columns, streams: Streams) -> list[Streams]:
-    """A channel's connections by job: those of the next were first used when those before were done with.
+    """A channel's connections by job: the next job's were first used after the last use of those before.
 
     So may be the steps of a single operation: what comes of it must be several on each side.
     """
@@ -365,8 +365,8 @@ def _own_lines(job: Job, rows: Ints, announced: Ints, asked: Ints) -> dict[Edge,
 def _told_apart(
     job: Job, every: Sequence[Transfers], by: Mapping[Edge, Sequence[Parts]]
 ) -> tuple[list[list[Transfers]], list[Transfers]]:
-    """Transfers that are calls of all with all, by communicator, and the others; ``by``: the lines of each
-    sender and receiver."""
+    """Transfers that are all-to-all calls, by communicator, and the others; ``by``: the lines of each sender
+    and receiver."""
     calls: list[list[Transfers]] = []
     left: list[Transfers] = []
     for together in connected(every, attrgetter("edge")):
@@ -440,7 +440,7 @@ def _may_hand_over(edge: Edge, lanes: int, nodes: Ints) -> bool:
 
 
 def _without_rings(by: dict[Edge, list[Parts]], near: frozenset[int] | None) -> dict[Edge, list[Parts]]:
-    """Lines but for those that hand on along a ring of three or more: a collective, whoever wrote it.
+    """Lines without those that pass data on around a ring of three or more, which are a collective's.
 
     Of a ring that was captured at some of its ranks (``near``) only their lines are seen.
     """
@@ -464,7 +464,7 @@ def _without_rings(by: dict[Edge, list[Parts]], near: frozenset[int] | None) -> 
 
 
 def _sends_unasked(inward: Sequence[Parts], outward: Sequence[Parts]) -> bool:
-    """Whether an endpoint that gets as much as it sends does not wait for the former as a stage would.
+    """Whether an endpoint that gets as much as it sends does not wait for its input, as a stage would.
 
     In a ring each rank's first message needs no input, so the k-th often leaves before the k-th has come.
     """

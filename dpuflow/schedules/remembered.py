@@ -29,7 +29,7 @@ ENTRY_BYTES: Final = 250
 SMALL: Final = 1 << 16
 """A result is passed over as often as it fits into so many bytes,"""
 MOST_PASSES: Final = 16
-"""but no more than so often: one sweep over large schedules takes no small results away."""
+"""but no more than so often: one sweep over large schedules evicts no small results."""
 _TURN: Final = "turn"  # stands in the order where the last turn was; results have tuples for keys
 MEASURED: Final = 16
 """Members of a collection that are measured; the others are taken to be like them."""

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 FEWEST: Final = 2
 """Pages: a single WRITE or READ is no burst of pages."""
 FEWEST_PAUSES: Final = 3
-"""So many of an endpoint's pauses between collectives tell which one is usual."""
+"""So many of an endpoint's pauses between collectives show what is usual."""
 
 
 class Bulk(NamedTuple):
@@ -451,7 +451,7 @@ def _together(parts: Found, first: Ints) -> Found:
 
 
 def _slow(transfers: Found) -> Found:
-    """Mark transfers over ways whose pages take three times as long, byte for byte, as the middle way's."""
+    """Mark transfers over paths whose pages take three times as long per byte as the median path's."""
     table = transfers.table.copy()
     way = numbered(*transfers.ways("src", "dst"))
     pace = table["busy_ns"] / np.maximum(table["bytes"], 1)
@@ -471,7 +471,7 @@ def _slow(transfers: Found) -> Found:
 
 
 def _named(transfers: Found) -> Found:
-    """Mark what are caches likely: of ways for which the receiver waited, and on which nothing goes back."""
+    """Mark likely KV caches: the receiver waited for them, and nothing goes back on their paths."""
     table = transfers.table.copy()
     way, back = (table[a] << 32 | table[b] for a, b in (("src", "dst"), ("dst", "src")))
     waited = table["idle_ns"] != NEVER

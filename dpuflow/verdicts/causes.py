@@ -125,7 +125,7 @@ class _Longer(NamedTuple):
 
 
 def _by_unread(longer: _Longer, relative: Relative) -> Ints:
-    """How much of each rank's lateness would be its own, had it not waited for what nobody read."""
+    """How much of each rank's lateness would be its own if it had not waited for unmatched messages."""
     known = (longer.unread_ns != NEVER) & (longer.excess_ns != NEVER) & (relative.lateness_ns != NEVER)
     most = np.minimum(longer.unread_ns, relative.lateness_ns)
     return np.where(known, np.maximum(most - np.maximum(longer.excess_ns, 0), 0), 0)
@@ -205,7 +205,7 @@ def _dated_peers(entries: Entries) -> tuple[Ints, Ints]:
 
 
 def _held_peers(entries: Entries) -> Bools:
-    """Rows of ranks whose peers all sent by a credit or an input: of none is seen when it entered.
+    """Rows of ranks whose peers all sent on a credit or an input, so that none of their entries shows.
 
     Where a root may run ahead of a late receiver (NCCL's slots), it works, and then waits for that one's
     credits. From outside it takes as long as the late one.
@@ -218,7 +218,7 @@ def _held_peers(entries: Entries) -> Bools:
 def _against_usual(
     entries: Entries, since_ns: Ints, excess: Ints, least: Bools, alike: tuple[Ints, Ints]
 ) -> tuple[Ints, Ints]:
-    """``excess``, of ranks few of whose peers are dated against what peers work in other steps.
+    """``excess``; of ranks with few dated peers, against what peers usually work in other steps.
 
     By the median of those that nothing held: who had waited for its input worked no longer than until that
     came. ``since_ns``: when each had begun to work at the latest, and at the earliest, as of peers. A
@@ -255,7 +255,7 @@ def _against_usual(
 def _granted_late(
     entries: Entries, last: Ints, excess: Ints, working: Bools, instances: Sequence[Instance]
 ) -> Bools:
-    """Ranks that worked longer and whose credits for others came later than their peers' by much the same.
+    """Ranks that worked longer, and whose credits came later than their peers' by about as much.
 
     Where credits run ahead of the data (NCCL), the host posts them before the GPU is done. A host that is
     late with those, too, is what kept the rank; not one that posts them when the rank has left late. Nor is
@@ -282,7 +282,7 @@ def _granted_late(
 
 
 def _earliest(entries: Entries, last: Ints, instances: Sequence[Instance]) -> Ints:
-    """Since when each rank may have worked at the earliest, where that is not one moment; else NEVER.
+    """The earliest that each rank may have begun to work, where that is not known exactly; else NEVER.
 
     Who sent and got nothing may have left as soon as it had entered. A GPU that shares its node with others
     may have left with its own last packet, or as late as with the last one of its node.

@@ -43,7 +43,7 @@ RARELY = 0.1
 CHANCE_OF_ONE = 0.05
 """What chance may do to one interval, as to all that are given: 95 % hold."""
 FEWEST_GAPS = 5
-"""Distances between late units that can be told to be even."""
+"""Distances between late units that it takes to call them even."""
 CHANCE = 0.01
 """What chance may do in a whole capture: the level of a test, shared by all ranks and places it asks."""
 QUARTER_IN_SIGMAS = 0.6745
@@ -120,7 +120,7 @@ def usual_excess(excess_ns: Ints, later_ns: Ints) -> int:
 
 
 def onset_of(excess_ns: Ints, sigma_ns: float, ranks: int = 1) -> int | None:
-    """Where a rank began to work longer: the unit that best parts little from much excess, or None.
+    """Where a rank began to work longer: the unit that best separates low from high excess, or None.
 
     The likelihood-ratio change point of the median of Laplace-distributed values: it finds the place by
     the amounts. It must hold for how often as well: the same ratio for the share of units that exceed

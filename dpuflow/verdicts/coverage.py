@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.judgement import Judgement
 
 HALF: Final = 0.5
-"""Share of a rank's times that must be told for a verdict: fewer may be chosen by the lateness itself."""
+"""Share of a rank's entry times that must be known for a verdict: which are known may depend on the lateness
+itself."""
 FIFTH_ERROR: Final = 2.35
 """Half of the one-sided 95 % interval of a normal sample's fifth percentile, times the root of its size, in
 standard deviations: late as a rule is who works longer than its peers four times of five."""
@@ -203,7 +204,7 @@ def unread_shares(
 def doubt_untold(
     judgements: Sequence[Judgement], told: Mapping[int, Coverage], evidence: Evidence
 ) -> list[Judgement]:
-    """Judgements, unknown where what was told does not carry them.
+    """Judgements, unknown where too few entry times are known to support them.
 
     Who is on time must have been seen so well that lateness that matters would have been named. Who is late
     must have been so in operations of which at least half of the times were told: where only those are that

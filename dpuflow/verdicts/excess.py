@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 SIXTH_IN_SIGMAS = 0.4307
 """Median to the third that lies around it, of a normal distribution, in standard deviations."""
 FEWEST_IN_HEAPS = 16
-"""Values that can be told to make two heaps: enough for quartiles of each."""
+"""Values that it takes to see two clusters: enough for quartiles of each."""
 INTERVAL_IN_SIGMAS = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 

@@ -293,7 +293,7 @@ def _on_time_or_unknown(units: Units, world: World) -> str:
 
 
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:
-    """Judgements, where nothing is said against ranks that what nobody saw may have kept.
+    """Judgements, in which no rank is accused that something not captured may have delayed.
 
     ``elsewhere``: ranks that others than those captured may have kept (``waits``). ``far``: ranks
     without a capture of their own. They may have waited for messages on links that nobody saw: late they are

@@ -258,9 +258,9 @@ def slow_rows(links: Links, entries: Entries) -> Bools:
 
 
 def excused_ns(exchanges: Rows, instances: Sequence[Instance], entries: Entries, held_up: Bools) -> Ints:
-    """Per row of Entries: so long, between its rank's last leave and its entry, messages from or to that rank
-    were ``held_up`` (see there). Of that path and that time alone: what is held up later, or between others,
-    kept no rank from entering."""
+    """Per row of Entries how long, between its rank's last leave and its entry, messages from or to that rank
+    were ``held_up`` (see there). Only that path and that time count: what is held up later, or between
+    others, kept no rank from entering."""
     out = np.zeros(len(entries.endpoint), np.int64)
     if not instances or not held_up.any():
         return out

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LEAST: Final = 512
 """Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
-else tells what they are."""
+else shows what they are."""
 TOGETHER: Final = 1 << 17
 """Pages that are laid out at a time: more would not fit into the cache, and take memory."""
 IDLE: Final = 4.0

@@ -24,11 +24,12 @@ if TYPE_CHECKING:
 
 
 TWICE: Final = 2
-"""Times what is usual: longer pauses are told; who waited as long had waited for a transfer (``bulk``)."""
+"""Times the usual pause: longer ones are reported; a rank that waited as long waited for a transfer
+(``bulk``)."""
 USUAL: Final = 95
 """Percentile of steps: what takes longer is not what a step usually takes."""
 TOLD: Final = 3
-"""So many stalls are told one by one."""
+"""So many stalls are listed one by one."""
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ COVERED = 0.8
 LONGEST = 512
 """Repetitions of the shortest pattern that one step may have: more layers than any model in use."""
 STEADY = 6
-"""Repetitions it takes to tell steps by their pauses; of few collectives each it takes more (``SELDOM``)."""
+"""Repetitions it takes to know steps by their pauses; of few collectives each it takes more (``SELDOM``)."""
 SELDOM = 1e-3
 """How often chance may make pauses that are all alike look like steps, at any distance and place tried."""
 SURELY = 0.01

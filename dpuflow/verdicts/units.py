@@ -152,7 +152,7 @@ def comes_again(units: Units, world: World) -> bool:
 
 
 def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int = 0) -> dict[int, int]:
-    """Rows at whose place in the step the rank is late as a rule, as it works longer, and by how much.
+    """Rows at places in the step where the rank is regularly late because it works longer; and by how much.
 
     ``since``: from which of its rows on. The same work comes at the same place of every step. Who is beyond
     the noise in two of three of these rows is late, whoever else is; within the noise, who works longer more
@@ -180,7 +180,7 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
 
 
 def onset_row(units: Units, own: Own, ranks: int) -> int | None:
-    """From which of its rows on the rank worked longer, None without an onset.
+    """The row from which on the rank worked longer, None without an onset.
 
     Told at the place of the step where it was later than anywhere else, and from collectives of a kind
     to which it was ever late: others are no evidence that it was on time before. Where there are too few

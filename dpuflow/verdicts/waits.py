@@ -76,8 +76,8 @@ def left_any(entries: Entries) -> Ints:
 
 
 def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Ints:
-    """Per row of Entries when the last message that no collective was made of was there at its rank, or had
-    left it, before it entered; NEVER without one."""
+    """Per row of Entries when the last message not matched to a collective had reached or left its rank
+    before it entered; NEVER without one."""
     until = np.full(len(entries.endpoint), NEVER)
     read = np.zeros(len(exchanges), bool)
     for instance in instances:
@@ -124,7 +124,7 @@ class Overlap(NamedTuple):
 
 
 def find_overlap(kind: Ints, entries: Entries, last: Ints, group: Ints, step: Ints) -> Overlap:
-    """Rows that keep to when their ranks entered the collective before, rather than to when they left it.
+    """Rows whose timing follows when their ranks entered the previous collective, not when they left it.
 
     ``last`` is each row's collective before, the same one for all ranks, else nothing is said. ``kind`` and
     ``group`` are each collective's (``kinds_of``), ``step`` is each row's (-1: in none). Told place by place
@@ -162,7 +162,7 @@ def find_overlap(kind: Ints, entries: Entries, last: Ints, group: Ints, step: In
 
 
 def _same_before(entries: Entries, last: Ints, known: Bools) -> Bools:
-    """Rows of collectives whose ranks, as far as known, had all been in the same one before."""
+    """Rows of collectives whose ranks, as far as known, all came from the same previous collective."""
     before = np.where(known, entries.collective[last], -1)
     low = np.where(known, before, np.iinfo(np.int64).max)
     least, most = (f.reduceat(v, entries.offsets[:-1]) for f, v in ((np.minimum, low), (np.maximum, before)))
@@ -191,7 +191,7 @@ class Beside(NamedTuple):
 
 
 def seen_from_beside(instances: Sequence[Instance], entries: Entries) -> Beside:
-    """Tell the rows of ranks without a capture of their own, and what is known of them."""
+    """The rows of ranks without a capture of their own, and what is known of them."""
     count = np.diff(entries.offsets)
     partly = np.repeat(np.array([i.view.near is not None for i in instances], bool), count)
     rows = partly.copy()
