@@ -61,7 +61,7 @@ ROWS: Final = (
         NORTH_SOUTH,
         "Segments of answers were retransmitted.",
         "more than one segment was retransmitted, and more than one in ten thousand.",
-        f"What tokens came later than the usual gap: {_OF_REQUESTS}.",
+        f"How much later than the usual gap tokens came: {_OF_REQUESTS}.",
         "Check the path to the clients, not the fabric between the ranks.",
         ("a client's own network", "reordering"),
         ("requests",),
@@ -81,10 +81,10 @@ ROWS: Final = (
     Condition(
         "egress_jitter",
         NORTH_SOUTH,
-        "Tokens come unevenly behind the decode steps that bring them.",
+        "Tokens leave at uneven delays after the decode steps that produce them.",
         "in answers that lost nothing, what tokens are delayed behind their steps beyond the token before"
         " comes to a hundredth of the time.",
-        f"What tokens came later behind their steps than the ones before: {_OF_REQUESTS}.",
+        f"How much later after their steps than the token before tokens left: {_OF_REQUESTS}.",
         "Look at the front end's threads and at batching of writes (Nagle, HTTP chunking).",
         ("a front end short of CPU", "writes that are batched on purpose"),
         ("requests", "operations", "front_end"),

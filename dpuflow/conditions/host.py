@@ -138,7 +138,7 @@ ROWS: Final = (
         "What these began later, of the captured time: the most that it can be, where computing goes on"
         " meanwhile.",
         "Register buffers once and keep them: registration caches, fixed pools. The host's own counters of"
-        " registered memory tell.",
+        " registered memory show it.",
         ("buffers that are used once on purpose", "a rank that is late for another reason", "a busy host"),
         ("keys",),
         explains=("straggler", "credit_starvation", "launch_latency", "host_cpu", "node_skew"),
