@@ -20,7 +20,11 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "fixed"))
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 # Programs that tests start themselves, from packages that were unpacked, not installed (tools/setup.sh).
-_UNPACKED = [str(folder) for folder in (CHECKOUT / ".cache/tools").glob("*/usr/*bin")]
+_UNPACKED = [
+    str(folder)
+    for pattern in ("*/usr/*bin", "*/usr/lib/openvswitch-switch")  # which is an alternative's there
+    for folder in (CHECKOUT / ".cache/tools").glob(pattern)
+]
 os.environ["PATH"] = os.pathsep.join([os.environ.get("PATH", os.defpath), *_UNPACKED])
 
 

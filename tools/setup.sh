@@ -108,6 +108,9 @@ if [ "$want" = test ]; then
     need /usr/include/pcap/pcap.h libpcap-dev
     need openssl openssl
     need tcpdump tcpdump
+    need ethtool ethtool
+    need ssh openssh-client
+    need tmux tmux
     need bpftool bpftool
     need iptables iptables
     need ovsdb-tool openvswitch-common

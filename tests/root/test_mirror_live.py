@@ -223,6 +223,12 @@ def test_a_commands_status_and_what_the_kernel_lacks(pair: Monitored) -> None:
 # -- Open vSwitch ---------------------------------------------------------------------------------
 
 
+def schema_of(program: str) -> Path:
+    """Of the same package, installed or unpacked."""
+    places = (folder / "share/openvswitch/vswitch.ovsschema" for folder in Path(program).parents)
+    return next(place for place in places if place.exists())
+
+
 class Switch:
     """An Open vSwitch of its own, forwarding in user space, with ports p0, h0 and c0 in a namespace."""
 
@@ -232,7 +238,7 @@ class Switch:
         names = ("OVS_RUNDIR", "OVS_LOGDIR", "OVS_DBDIR", "OVS_SYSCONFDIR")
         self.environment = ENVIRONMENT | dict.fromkeys(names, str(folder)) | {"DPUFLOW_RUN": f"{folder}/run"}
         schema, database, socket = (
-            str(Path(shutil.which("ovs-vswitchd") or "").parents[1] / "share/openvswitch/vswitch.ovsschema"),
+            str(schema_of(shutil.which("ovs-vswitchd") or "")),
             f"{folder}/db",
             f"{folder}/db.sock",
         )
