@@ -38,21 +38,27 @@ def test_what_is_remembered_of_addresses_is_bounded() -> None:
     assert len(made._next_s) == turns.ADDRESSES
 
 
-def test_a_share_is_kept_whatever_a_piece_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Clock:
-        now_s = used_s = 50.0
+class Clock:
+    now_s = used_s = 50.0
 
-        def monotonic(self) -> float:
-            return self.now_s
+    def monotonic(self) -> float:
+        return self.now_s
 
-        def thread_time(self) -> float:
-            return self.used_s
+    def thread_time(self) -> float:
+        return self.used_s
 
-        def sleep(self, seconds: float) -> None:
-            self.now_s += seconds
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
 
-    clock = Clock()
-    monkeypatch.setattr(turns, "time", clock)
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(turns, "time", made)
+    return made
+
+
+def test_a_share_is_kept_whatever_a_piece_costs(clock: Clock) -> None:
     made = Share(lambda: 0.1)
     made.look()
     begun_s, used_s = clock.now_s, clock.used_s
@@ -63,6 +69,34 @@ def test_a_share_is_kept_whatever_a_piece_costs(monkeypatch: pytest.MonkeyPatch)
         made.look()
     pieces = (clock.used_s - used_s) / 0.03
     assert pieces * 0.05 == pytest.approx(0.1 * (clock.now_s - begun_s + turns.CREDIT_S), rel=0.02)
+
+
+def test_what_one_rest_does_not_pay_has_requests_refused(clock: Clock) -> None:
+    """Scrapes of 256 pairs, 0.17 s each, took a seventh of a core where their share was a hundredth."""
+    made = Share(lambda: 0.01)
+    made.look()
+    begun_s, used_s, answered = clock.now_s, clock.used_s, 0
+    while clock.now_s < begun_s + 600:
+        made.look()
+        answered += not made.owes
+        cost_s = 0.002 if made.owes else 0.17
+        clock.used_s += cost_s
+        clock.now_s += cost_s
+    assert clock.used_s - used_s == pytest.approx(0.01 * (clock.now_s - begun_s + turns.CREDIT_S), rel=0.05)
+    assert answered > 20
+
+
+def test_a_refusal_is_answered_at_once_and_says_when_to_come_again() -> None:
+    with serving(board(), Api(listen="127.0.0.1:0"), limited=True) as running:
+        assert running.parts.server is not None
+        share = running.parts.server.door.share
+        assert share is not None
+        share.look = lambda: None  # type: ignore[method-assign]
+        for owes, status in ((False, 200), (True, 429), (False, 200)):
+            share.owes = owes
+            answer = running.get("/api/v1/health")
+            assert answer.status == status
+            assert answer.headers.get("retry-after") == ("10" if owes else None)
 
 
 def flood(port: int, path: bytes, source: str, over: threading.Event, again: bool) -> None:

@@ -61,7 +61,11 @@ class Connection(H11Protocol):
 
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request when it is its address's turn; who waits may have to make room for others."""
-        turns = self._door.turns
+        turns, share = self._door.turns, self._door.share
+        if share is not None and share.owes:
+            busy = problem(429, "the API has used up its share of limits.cpu", {"Retry-After": "10"})
+            await busy(scope, receive, send)
+            return
         wait_s = turns.wait(self.client[0], self.loop.time()) if turns and self.client else 0.0
         if wait_s != 0:
             self._door.idle(self._number)
@@ -73,7 +77,7 @@ class Connection(H11Protocol):
             refused = problem(429, "more requests than one address may make", {"Retry-After": "2"})
             await refused(scope, receive, send)
             return
-        scope[SHARE] = self._door.share
+        scope[SHARE] = share
         await self._application(scope, receive, send)
 
     def connection_lost(self, exc: Exception | None) -> None:

@@ -2,8 +2,9 @@
 
 In: connections, requests, and the CPU they took. Out: waiting. Of one address requests beyond a rate wait for
 their turn, those far beyond it are refused (429), and connections beyond it closed. What takes CPU beyond the
-listener's share of ``limits.cpu``, handshakes included, has its thread rest until that is paid. So nobody who
-reaches the agent can have the capture give up detail, and who asks little is answered beside who asks much.
+listener's share of ``limits.cpu``, handshakes included, has its thread rest until that is paid; what one rest
+does not pay has requests refused, too. So nobody who reaches the agent can have the capture give up detail,
+and who asks little is answered beside who asks much.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ ADDRESSES: Final = 4096
 CREDIT_S: Final = 10.0
 """A share that was not used is kept for so long: a page that asks for much at once has it."""
 REST_S: Final = 1.0
-"""At a time; what is owed beyond that is paid by the next rest."""
+"""At a time: the thread has clients to hear. What is owed beyond that is paid by the next rests."""
 
 
 class Turns:
@@ -54,6 +55,8 @@ class Share:
         self._now_s = time.monotonic()
         self._used_s: float | None = None
         self._handed_s = 0.0  # by threads that were handed calls
+        self.owes = False
+        """More than its last rest has paid: a scrape of many pairs where the share is small."""
 
     def look(self) -> None:
         """To be called by the serving thread before each piece of work: rest while anything is owed."""
@@ -62,6 +65,7 @@ class Share:
         earned_s = (now_s - self._now_s) * share
         self._credit_s = min(self._credit_s + earned_s, CREDIT_S * share) - spent_s
         self._used_s, self._now_s = used_s, now_s
+        self.owes = -self._credit_s > REST_S * share
         if self._credit_s < 0:
             time.sleep(min(-self._credit_s / share, REST_S))
 
