@@ -281,6 +281,21 @@ def test_setup_lists_what_it_installs_and_installs_no_service(want: str, tmp_pat
         assert "bpf" in ran
 
 
+@pytest.mark.parametrize("set_up", [False, True])
+def test_the_demo_starts_no_compilation(set_up: bool, tmp_path: Path) -> None:
+    """In the background it took a minute of CPU that no time of `make demo` held. What is compiled is used."""
+    shutil.copy(ROOT / "Makefile", tmp_path)
+    for needed in ("setup.cfg", "pyproject.toml", "tools/setup.sh", "tools/lock/run.txt"):
+        (tmp_path / needed).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / needed).touch()
+    if set_up:
+        (tmp_path / ".venv").mkdir()
+        (tmp_path / ".venv/.ready-test").touch()
+    done = subprocess.run(["make", "-n", "demo"], cwd=tmp_path, capture_output=True, text=True, check=True)
+    (line,) = [line for line in done.stdout.splitlines() if "dpuflow analyze" in line]
+    assert line.startswith("DPUFLOW_PLAIN=1 ") != set_up
+
+
 @pytest.mark.parametrize(
     "path", [DEPLOY / "kubelet" / "dpuflow-agent.yaml", CHART / "templates" / "daemonset.yaml"]
 )
