@@ -218,38 +218,26 @@ def test_scripts_are_shell_that_any_sh_reads(script: str) -> None:
 STUB = """#!/bin/sh
 echo "$(basename "$0") $*" >>"$LOG"
 case "$(basename "$0") $*" in
-"id -u") echo 0 ;;
+"id -u") echo "$USER_ID" ;;
 "apt-cache policy "*) echo "  Candidate: 1" ;;
 "dpkg -x "*) mkdir unpacked ;;
 *" -m venv "*) mkdir -p .venv/bin && cp "$0" .venv/bin/python ;;
 esac
 """
+NEEDED = "sh, basename, dirname, cat, cp, grep, mkdir, mktemp, mv, rm, sed, touch, tr"
 SERVICES = ("prometheus", "openvswitch-switch", "openssh-server")
 
 
 @pytest.mark.parametrize("want", ["run", "live", "test"])
-def test_setup_lists_what_it_installs_and_installs_no_service(want: str, tmp_path: Path) -> None:
-    """As root on a system that has nothing yet: `make demo` installs nothing by apt at all."""
+@pytest.mark.parametrize("user", [0, 1000], ids=["root", "user"])
+def test_setup_lists_what_it_installs_and_installs_no_service(user: int, want: str, tmp_path: Path) -> None:
+    """On a system that has nothing yet: `make demo` installs nothing by apt at all, nobody but root does."""
     bin_, log = tmp_path / "bin", tmp_path / "log"
     bin_.mkdir()
     (tmp_path / "tools").mkdir()
     shutil.copy(ROOT / "tools" / "setup.sh", tmp_path / "tools")
     (tmp_path / "tools" / "bpf.sh").write_text('echo bpf >>"$LOG"\n')
-    for tool in (
-        "sh",
-        "basename",
-        "dirname",
-        "cat",
-        "cp",
-        "grep",
-        "mkdir",
-        "mktemp",
-        "mv",
-        "rm",
-        "sed",
-        "touch",
-        "tr",
-    ):
+    for tool in re.findall(r"\w+", NEEDED):
         (bin_ / tool).symlink_to(shutil.which(tool) or "")
     for tool in ("id", "apt-get", "apt-cache", "dpkg", "systemctl", "service", "invoke-rc.d", "python"):
         (bin_ / tool).write_text(STUB)
@@ -257,7 +245,7 @@ def test_setup_lists_what_it_installs_and_installs_no_service(want: str, tmp_pat
     done = subprocess.run(
         ["sh", "tools/setup.sh", want],
         cwd=tmp_path,
-        env={"PATH": str(bin_), "LOG": str(log), "PYTHON": str(bin_ / "python")},
+        env={"PATH": str(bin_), "LOG": str(log), "PYTHON": str(bin_ / "python"), "USER_ID": str(user)},
         capture_output=True,
         text=True,
         check=True,
@@ -274,16 +262,20 @@ def test_setup_lists_what_it_installs_and_installs_no_service(want: str, tmp_pat
     assert not {*SERVICES} & {word for words in installed for word in words}
     pip = [line for line in ran if " -m pip install " in line]
     assert f"--require-hashes -r tools/lock/{'test' if want == 'test' else 'run'}.txt" in pip[0]
+    if want == "run" or user:
+        assert not installed
+        assert ("not installed, as this needs root" in done.stderr) == (want != "run")
+    else:
+        assert {"clang", "libbpf-dev"} & {word for words in installed for word in words}
     if want == "run":
         assert not [line for line in ran if line.startswith(("apt-", "dpkg", "bpf")) or "warm" in line]
     else:
-        assert {"clang", "libbpf-dev"} & {word for words in installed for word in words}
         assert "bpf" in ran
 
 
 @pytest.mark.parametrize("set_up", [False, True])
 def test_the_demo_starts_no_compilation(set_up: bool, tmp_path: Path) -> None:
-    """In the background it took a minute of CPU that no time of `make demo` held. What is compiled is used."""
+    """In the background it took a minute of CPU, which no time of `make demo` held."""
     shutil.copy(ROOT / "Makefile", tmp_path)
     for needed in ("setup.cfg", "pyproject.toml", "tools/setup.sh", "tools/lock/run.txt"):
         (tmp_path / needed).parent.mkdir(parents=True, exist_ok=True)
