@@ -28,7 +28,7 @@ from dpuflow.agent.answers import answer, failed, problem
 from dpuflow.agent.events import EVENT_KINDS
 from dpuflow.agent.models import State, to_json
 from dpuflow.agent.routes import ROUTES, EventsQuery
-from dpuflow.agent.turns import SHARE
+from dpuflow.agent.turns import BEGUN, SHARE, SPENT
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -171,7 +171,12 @@ async def _in_thread(request: Request, call: Callable[P, T], *args: P.args, **mo
     """What ``call`` returns, from another thread; its CPU counts as that of the listener."""
     share: Share | None = request.scope.get(SHARE)
 
+    first = request.scope.get(BEGUN) is None  # what has begun is brought to its end
+    request.scope[BEGUN] = True
+
     def counted() -> T:
+        if first and share is not None and share.owes():  # for calls that were handed over before this one
+            raise HTTPException(429, SPENT, {"Retry-After": "10"})
         begun_s = time.thread_time()
         try:
             return call(*args, **more)

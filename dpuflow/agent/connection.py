@@ -15,7 +15,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from dpuflow.agent.answers import problem
 from dpuflow.agent.door import discard, in_kernel
-from dpuflow.agent.turns import SHARE, WAIT_S
+from dpuflow.agent.turns import SHARE, SPENT, WAIT_S
 
 if TYPE_CHECKING:
     from starlette.types import Receive, Scope, Send
@@ -62,9 +62,8 @@ class Connection(H11Protocol):
     async def _in_turn(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer a request when it is its address's turn; who waits may have to make room for others."""
         turns, share = self._door.turns, self._door.share
-        if share is not None and share.owes:
-            busy = problem(429, "the API has used up its share of limits.cpu", {"Retry-After": "10"})
-            await busy(scope, receive, send)
+        if share is not None and share.owes():
+            await problem(429, SPENT, {"Retry-After": "10"})(scope, receive, send)
             return
         wait_s = turns.wait(self.client[0], self.loop.time()) if turns and self.client else 0.0
         if wait_s != 0:

@@ -9,6 +9,7 @@ and who asks little is answered beside who asks much.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
@@ -18,6 +19,9 @@ if TYPE_CHECKING:
 
 SHARE: Final = "dpuflow.share"
 """In a request's scope: whose CPU it takes."""
+BEGUN: Final = "dpuflow.begun"
+"""There, once a call has been handed to another thread for it."""
+SPENT: Final = "the API has used up its share of limits.cpu"
 WAIT_S: Final = 2.0
 """For its turn a request waits so long at most, and before it is refused."""
 ADDRESSES: Final = 4096
@@ -54,9 +58,8 @@ class Share:
         self._credit_s = CREDIT_S * share()
         self._now_s = time.monotonic()
         self._used_s: float | None = None
-        self._handed_s = 0.0  # by threads that were handed calls
-        self.owes = False
-        """More than its last rest has paid: a scrape of many pairs where the share is small."""
+        self._lock = threading.Lock()
+        self._handed_s = self._seen_s = 0.0  # by threads that were handed calls: in all, and at the last look
 
     def look(self) -> None:
         """To be called by the serving thread before each piece of work: rest while anything is owed."""
@@ -64,11 +67,17 @@ class Share:
         spent_s = 0.0 if self._used_s is None else used_s - self._used_s
         earned_s = (now_s - self._now_s) * share
         self._credit_s = min(self._credit_s + earned_s, CREDIT_S * share) - spent_s
-        self._used_s, self._now_s = used_s, now_s
-        self.owes = -self._credit_s > REST_S * share
+        self._used_s, self._now_s, self._seen_s = used_s, now_s, self._handed_s
         if self._credit_s < 0:
             time.sleep(min(-self._credit_s / share, REST_S))
 
     def count(self, spent_s: float) -> None:
         """A call that was handed to another thread has taken so much."""
-        self._handed_s += spent_s
+        with self._lock:
+            self._handed_s += spent_s
+
+    def owes(self) -> bool:
+        """More than a rest pays, as after a scrape of many pairs by a small share; any thread may ask."""
+        share = self._share()
+        earned_s = (time.monotonic() - self._now_s) * share
+        return self._credit_s + earned_s - (self._handed_s - self._seen_s) < -REST_S * share
