@@ -14,6 +14,7 @@ import shlex
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -160,6 +161,24 @@ def test_what_it_brings_of_others_is_listed(installed: None) -> None:
     }
     assert there
     assert there.items() <= named.items()
+
+
+def test_a_second_build_has_the_same_bytes(tmp_path: Path) -> None:
+    """From a clone, with another umask, at another time; its kernels compiled anew."""
+    package = Path(os.environ.get("DPUFLOW_DEB") or pytest.skip("DPUFLOW_DEB names no package"))
+    checkout = Path(__file__).resolve().parents[2]
+    changed = ["git", "-C", str(checkout), "status", "--porcelain", "--untracked-files=no"]
+    if subprocess.run(changed, capture_output=True, text=True, check=True).stdout:
+        pytest.skip("a clone lacks what is not committed here")
+    subprocess.run(["git", "clone", "-q", "--no-local", str(checkout), str(tmp_path / "clone")], check=True)
+    named = re.fullmatch(r"dpuflow_.*~(\w+)_(\w+)\.deb", package.name)
+    assert named is not None
+    own = {"PYTHONPATH": str(tmp_path / "clone"), "NUMBA_CACHE_DIR": str(tmp_path / "numba")}
+    subprocess.run(
+        ["sh", "tools/deb.sh", *named.groups()], cwd=tmp_path / "clone", umask=0o077, check=True,
+        env=os.environ | own | {"PYTHON": sys.executable}, capture_output=True,
+    )  # fmt: skip
+    assert (tmp_path / "clone/dist" / package.name).read_bytes() == package.read_bytes()
 
 
 def canonical(name: str) -> str:
