@@ -263,7 +263,7 @@ def _reasons(
         if left != NONE32:  # shown by the act of a call before, else by what ended the one before
             shown = _sent if rule == Rule.QUEUED else _arrived
             packets.append(f"no earlier than {shown(captures, joined.transfers[left])}")
-        later = f"; in mid-operation it sat on an input for {stalled / 1e6:.1f} ms" if stalled else ""
+        later = f"; in mid-operation it held an input for {stalled / 1e6:.1f} ms" if stalled else ""
         return f"{sentences[rule]} ({', '.join(packets)}){later}"
 
     return [reason(*row) for row in zip(*(column.tolist() for column in columns), strict=True)]
@@ -397,7 +397,7 @@ def _limits_of_nodes(instances: Sequence[Instance]) -> list[str]:
         limits.append(
             f"{handed} transfer{_s(handed)} between adapters of one rail may carry data of"
             " any GPU of the sender's node (PXN), and be parts of one all_to_all of all: each sender's entry"
-            " is a bound, and nobody is judged by that."
+            " is a bound, and no rank is judged by it."
         )
     together = sum(i.view.inside and i.op == Op.ALL_TO_ALL for i in instances)
     if together:
@@ -437,7 +437,7 @@ def _limits_of_transfers(instances: Sequence[Instance], inferred: Inferred) -> l
     if outside:
         limits.append(
             f"{outside} point-to-point transfer{'s belong' if outside > 1 else ' belongs'} to no"
-            " pipeline: listed, but nobody is judged by them."
+            " pipeline: listed, but no rank is judged by them."
         )
     alone = sum(not stage.peers for stage in stages)
     if alone:
