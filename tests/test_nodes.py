@@ -172,6 +172,26 @@ def test_a_node_that_fails_is_named_before_the_window(environment: dict[str, str
     process.communicate(timeout=120)
 
 
+def test_what_a_node_that_has_gone_did_not_take_is_not_tried_again() -> None:
+    """At the very end it was, and the last line was a BrokenPipeError."""
+    script = """
+import subprocess, sys
+from pathlib import Path
+from dpuflow.live.nodes import Node
+node = Node("n", Path("f"), subprocess.Popen(["true"], stdin=subprocess.PIPE))
+node.process.wait()
+try:
+    node.tell("attach")
+except BrokenPipeError:
+    print("gone")
+"""
+    done = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "ignore", "-c", script],  # else silent before 3.13
+        capture_output=True, text=True, check=True, cwd=PROJECT,
+    )  # fmt: skip
+    assert (done.stdout, done.stderr) == ("gone\n", "")
+
+
 def test_ways_to_run_a_command() -> None:
     words = ["dpuflow", "capture", "--filter", "qp 17"]
     line = "dpuflow capture --filter 'qp 17'"

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import re
 import shlex
 import shutil
@@ -65,8 +66,8 @@ class Node:
         """A line to its standard input."""
         assert self.process is not None
         assert self.process.stdin is not None
-        self.process.stdin.write(text.encode() + b"\n")
-        self.process.stdin.flush()
+        # Not by its buffer: what a node that has gone did not take would be tried again at the very end.
+        os.write(self.process.stdin.fileno(), text.encode() + b"\n")
 
     def stop(self) -> None:
         """End its window now: its input ends."""
