@@ -50,8 +50,9 @@ class Leaves(NamedTuple):
     last: Ints
     acked_ns: Ints
     left_ns: Ints
-    """When it can have left at the earliest: of ranks that fill slots and go when the last was free and their
-    input there, for something else may have kept what they send. NEVER: not before what came before."""
+    """When it can have left at the earliest: of ranks that fill slots, or sockets' buffers, and go when the
+    last was free and their input there, for something else may have kept what they send. NEVER: not before
+    what came before."""
     far: Bools
     """Ranks beyond the captures, where not all nodes were captured."""
 
@@ -81,6 +82,11 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
         np.maximum.at(freed, sender[rows], slot_free_ns(picked, places.of, rows))
         gone[sender[rows]] = np.maximum(acts.enter_ns, freed)[sender[rows]]
         staged[sender[rows]] = True
+    # A socket takes what is sent as soon as the peer has allowed it, megabytes ahead of a slow link.
+    mine = unfed[sender] & (picked["wire"] >= Wire.GLOO_HELLO) & ~stages
+    handed, socket = acts.enter_ns.copy(), np.zeros(total, bool)
+    np.maximum.at(handed, sender[mine], picked["grant_arrived_ns"][mine])
+    socket[sender[mine]] = True
     # NCCL's rank is done with what it sends when that is in the staging buffer, long before a slow link is.
     filled = filled_ns(picked, places.instances, places.of, sender, total)
     # What it then sends waits until the adapter has heard of what it had to send again.
@@ -99,7 +105,7 @@ def last_acts(places: Places, acts: Acts) -> Leaves:
         fed=fed,
         last=last,
         acked_ns=acked,
-        left_ns=np.where(staged, np.maximum(freed, leave), left),
+        left_ns=np.where(staged, np.maximum(freed, leave), np.where(socket, np.maximum(handed, leave), left)),
         far=far,
     )
 
@@ -187,6 +193,7 @@ def _left_ns(entries: Entries, places: Places, leaves: Leaves, send_at: Ints) ->
     """
     picked, out = places.picked, leaves.left_ns.copy()
     rows = np.flatnonzero((out != entries.leave_ns) & (send_at >= 0))
+    rows = rows[_fills_slots(picked)[send_at[rows]]]
     trips = (picked["acked_ns"] - picked["data_end_ns"])[picked["acked_ns"] != NEVER] if len(rows) else []
     if not len(trips):
         return np.asarray(out, np.int64)
