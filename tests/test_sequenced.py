@@ -273,3 +273,18 @@ def test_messages_belong_where_their_numbers_say(numbers: list[int], expected: l
     exchanges["wire"], exchanges["op"] = Wire.OB1_MATCH, Op.ALL_REDUCE
     streams = numbered_streams(exchanges, edge_streams(exchanges, np.arange(len(numbers))))[Op.ALL_REDUCE]
     assert streams.rows.tolist() == expected
+
+
+@pytest.mark.parametrize("style", ["eager", "rendezvous"])
+def test_a_call_of_half_the_bytes_is_no_last_segment_of_the_one_before(style: str) -> None:
+    """Roots that change, so that the order of the program tells; each rank works before each call."""
+    world, played = World(style), []
+    reduce, free = algorithm_of(Op.REDUCE, "binomial"), dict.fromkeys(range(3), 0)
+    for turn in range(30):
+        size, root = 12_000 >> turn % 3, turn // 3 % 3
+        order = [(root + k) % 3 for k in range(3)]
+        enter = {rank: at + 5_000_000 for rank, at in free.items()}
+        played.append(world.play(reduce, size, {rank: enter[rank] for rank in order}))
+        free |= played[-1].leave_ns
+    found = rebuilt(world, 3)
+    assert [(i.op, i.size) for i in found] == [(Op.REDUCE, each.size) for each in played]

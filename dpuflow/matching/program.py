@@ -15,6 +15,7 @@ input, as from one step of an algorithm to the next.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter
 from dataclasses import replace
 from functools import lru_cache
@@ -124,6 +125,12 @@ class _Program:
         for number in self.in_time:
             self.sent[self.src[number]].append(number)
         self.begin = [0] * len(self.order)  # of each rank's sends: the first that is left
+        self.events: list[list[int]] = [[] for _ in self.order]  # by rank, in order: its sends, its inputs
+        for number in range(len(rows)):
+            self.events[self.src[number]].append(self.start[number])
+            self.events[self.dst[number]].append(self.there[number])
+        for events in self.events:
+            events.sort()
         self.varied: frozenset[Op] = frozenset()  # operations whose parts may be of any size
         self.usual: dict[int, list[Algorithm]] = {}  # of each operation: what ran, the latest first
 
@@ -257,13 +264,24 @@ class _Program:
         while run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] == size:
             run += 1
         tries = [messages]
-        if run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] < size:
+        # The last segment may be shorter; but who rests until then as before the first sends another buffer.
+        shorter = run < len(lane) and self.op[lane[run]] == op and self.size[lane[run]] < size
+        if shorter and TWICE * self._rest(number, lane[run]) <= self._rest(number, number):
             tries.append(run + 1)
         pauses = np.diff([self.start[row] for row in lane[:run]])
         long = np.flatnonzero(2 * pauses >= pauses.max(initial=0))
         if len(long) and 2 * len(long) < len(pauses):
             tries.append(int(long[0]) + 1)
         return sorted({segments // messages for segments in tries if segments % messages == 0}, reverse=True)
+
+    def _rest(self, after: int, until: int) -> int:
+        """For how long, at the most, nothing had left or reached a rank before what it sent after one of its
+        messages until another; before that one, if it is the same, and ever before the first."""
+        events = self.events[self.src[after]]
+        low, high = (bisect_left(events, self.start[row]) for row in (after, until))
+        if after == until:
+            low, high = (low - 1, low) if low else (0, len(events))
+        return max((b - a for a, b in pairwise(events[low : high + 1])), default=0)
 
     def _size(
         self, edges: Mapping[Edge, tuple[float, ...]], rows: dict[Edge, list[int]], op: Op
