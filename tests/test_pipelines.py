@@ -313,3 +313,17 @@ def test_a_stage_that_works_unevenly_is_late_beyond_its_own_scatter() -> None:
         longer = beyond + more * (np.arange(48) % 10 == 4)
         told = stages._Beside(np.ones(48, bool), 900_000 + longer, longer, [900_000.0])
         assert np.count_nonzero(stages._late(acts, told, 60_000, True).amount_ns) == late  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("lost", [(), (20, 21, 22, 23), (20, 21)])
+def test_inputs_that_nobody_saw_cost_their_step(lost: tuple[int, ...]) -> None:
+    """Steps of four, 100 ms apart; each input comes 10 ms before what follows; one step lacks some."""
+    steps = np.repeat(np.arange(12), 4)
+    sent = steps * 100 * MS + np.tile([20, 30, 40, 50], 12) * MS
+    kept = ~np.isin(np.arange(48), lost)
+    source = SimpleNamespace(arrived_ns=(sent - 10 * MS)[kept], unit_of_arrival=steps[kept], emptied=True)
+    book = SimpleNamespace(sent_ns=sent, unit=steps, emptied=True)
+    arrived, of = pipelines._inputs(source, book, np.full(48, -1))  # type: ignore[arg-type]
+    told = kept & ~np.isin(steps, steps[list(lost)])
+    assert (sent - arrived)[told].tolist() == [10 * MS] * int(told.sum())
+    assert (of[~told] == -1).all()

@@ -160,11 +160,12 @@ class _Edge:
         self.arrived_ns = entries.leave_ns[self.by_arrival + 1]
         self.taken_ns = taken[self.by_arrival + 1]
         self.unit = self.unit_of_arrival = np.arange(len(rows))
-        self.in_steps = False
+        self.in_steps = self.emptied = False
 
     def number(self, flushed_ns: Ints, step: Ints) -> None:
         """Number each transfer's step: by when the pipeline was empty, else as ``step`` says."""
-        if len(flushed_ns) >= REPEATS:
+        self.emptied = len(flushed_ns) >= REPEATS
+        if self.emptied:
             self.unit = np.searchsorted(flushed_ns, self.sent_ns, "left")
             self.unit_of_arrival = np.searchsorted(flushed_ns, self.arrived_ns, "left")
         elif (step[self.rows] >= 0).any():
@@ -265,7 +266,7 @@ def _since_input(
 
     ``at_end``: of an end of the pipeline, whose input is what comes back within the same step.
     """
-    arrived, of = _inputs(source, book.sent_ns, since)
+    arrived, of = _inputs(source, book, since)
     after = np.where(arrived > since, source.by_arrival[np.maximum(of, 0)] + 1, after)
     since = np.maximum(since, arrived)
     known = arrived != NEVER
@@ -332,17 +333,25 @@ def _held(book: _Edge, since: Ints) -> Bools:
     return np.asarray((book.credit_ns != NEVER) & soon, np.bool_)
 
 
-def _inputs(source: _Edge, sent: Ints, acted: Ints) -> tuple[Ints, Ints]:
-    """When the input of each send had arrived (NEVER: before the capture), and which one it is.
+def _inputs(source: _Edge, book: _Edge, acted: Ints) -> tuple[Ints, Ints]:
+    """When the input of each send of ``book`` had arrived (NEVER: not told), and which one it is.
 
-    The k-th send follows from the k-th input. What a stage holds back (the warm-up of 1F1B) or what
-    came before the capture began shifts all alike: by as much as most sends allow, or less where inputs wait
-    in a queue. Then the stage's work, since that input or since its last act (``acted``), is most even.
+    The k-th send follows from the k-th input, of its step where steps end in an empty pipeline and most have
+    as many of both: so messages that are missing cost their step. Else what a stage holds back (the warm-up
+    of 1F1B) or what came before the capture began shifts all alike: by as much as most sends allow, or less
+    where inputs wait in a queue. Then the stage's work, since that input or since its last act (``acted``),
+    is most even.
     """
+    sent = book.sent_ns
     if not len(source.arrived_ns) or not len(sent):
         return np.full(len(sent), NEVER), np.full(len(sent), -1)
     order = np.arange(len(sent))
     had = np.searchsorted(source.arrived_ns, sent, "right") - 1
+    if source.emptied and book.emptied:
+        of = _same_place(source.unit_of_arrival, book.unit)
+        known = (of >= 0) & (of <= had)
+        if 2 * known.sum() > len(known):
+            return np.where(known, source.arrived_ns[of], NEVER), np.where(known, of, -1)
     most = int(np.floor(np.quantile(had - order, 0.05)))
     least = max(min(most, 0), most - QUEUED)
     best = NEVER, np.full(len(sent), NEVER), order
@@ -355,6 +364,19 @@ def _inputs(source: _Edge, sent: Ints, acted: Ints) -> tuple[Ints, Ints]:
         if best[0] == NEVER or uneven < best[0]:
             best = uneven, arrived, np.where(known, of, -1)
     return best[1], best[2]
+
+
+def _same_place(units: Ints, of: Ints) -> Ints:
+    """For each element of unit ``of`` the one of ``units`` at the same place of its unit, where both have as
+    many; else -1. Units are numbers from 0, in order; -1: in none."""
+    mine, theirs = np.flatnonzero(of >= 0), np.flatnonzero(units >= 0)
+    own, other = of[mine], units[theirs]
+    low, high = (np.searchsorted(other, own, side) for side in ("left", "right"))
+    first, last = (np.searchsorted(own, own, side) for side in ("left", "right"))
+    alike = high - low == last - first
+    found = np.full(len(of), -1)
+    found[mine[alike]] = theirs[(low + np.arange(len(own)) - first)[alike]]
+    return found
 
 
 def _microbatches(edge: _Edge | None) -> int | None:
