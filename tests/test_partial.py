@@ -107,6 +107,6 @@ def test_what_is_kept_of_a_seat_tells_what_the_whole_schedule_tells(n: int) -> N
                 (frozenset(sorted(seen)[1:]), messages),
             ):
                 may = _may_be(edges, hypothesis, most)
-                assert may == _is_among(edges, hypothesis, most)[0]
+                assert may == _is_among(edges, (algorithm, order, 0), hypothesis.near, most)[0]
                 told.add(may)
     assert told == {False, True}

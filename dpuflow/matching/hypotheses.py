@@ -39,6 +39,9 @@ addresses would need schedules of as many messages as the addresses squared,"""
 LOOKED_AT = 4 * LAID_OUT
 """and of all those that are tried at once."""
 
+Shape = tuple[Algorithm, tuple[int, ...], int]
+"""Algorithm, numbering of the ranks, root."""
+
 
 @dataclass(frozen=True)
 class Hypothesis:
@@ -112,7 +115,7 @@ class Proposer:
         if edges not in self._shapes:
             # Rounded up, so that channels of one group ask for the same.
             most = 1 << len(streams.rows).bit_length()
-            tries, forms = _shapes(self.op, tuple(self.endpoints), edges, self.near, most)
+            tries, forms = _shapes(self.op, self.endpoints, edges, self.near, most)
             self._shapes[edges] = tries, [Hypothesis(*shape, 1, self.near) for shape in forms]
             if self.near is not None:
                 placed = placements(self.op, self._contacts(streams), self.near)
@@ -125,12 +128,11 @@ class Proposer:
                 )
         tries, shapes = self._shapes[edges]
         phased = [
-            base
+            Hypothesis(algorithm, order, root, 1, self.near)
             for algorithm in self._phased(streams)
             for order in tries
             for root in (range(len(order)) if algorithm.rooted else (0,))
-            for base in (Hypothesis(algorithm, order, root, 1, self.near),)
-            if _is_among(edges, base, len(streams.rows))[0]
+            if _is_among(edges, (algorithm, order, root), self.near, len(streams.rows))[0]
         ]
         return shapes + phased
 
@@ -223,23 +225,36 @@ class Proposer:
         return max(ELEMENT_BYTES, 2 * ELEMENT_BYTES * len(hypothesis.order) // hypothesis.cuts)
 
 
-@remembered
 def _shapes(
-    op: Op, endpoints: tuple[int, ...], edges: frozenset[Edge], near: frozenset[int] | None, most: int
-) -> tuple[list[tuple[int, ...]], list[tuple[Algorithm, tuple[int, ...], int]]]:
+    op: Op, endpoints: Sequence[int], edges: frozenset[Edge], near: frozenset[int] | None, most: int
+) -> tuple[list[tuple[int, ...]], list[Shape]]:
     """Numberings of the endpoints; algorithms, numberings and roots that fit their edges with no more than
     ``most`` messages."""
-    n = len(endpoints)
-    tries = orders(edges, endpoints)
+    at = {end: place for place, end in enumerate(endpoints)}
+    among = frozenset((at[src], at[dst]) for src, dst in edges)
+    seen = None if near is None else frozenset(at[end] for end in near if end in at)
+    tries, forms = _placed_shapes(op, len(endpoints), among, seen, most)
+    named = {order: tuple(endpoints[place] for place in order) for order in tries}
+    return list(named.values()), [(algorithm, named[order], root) for algorithm, order, root in forms]
+
+
+@remembered
+def _placed_shapes(
+    op: Op, n: int, edges: frozenset[Edge], near: frozenset[int] | None, most: int
+) -> tuple[list[tuple[int, ...]], list[Shape]]:
+    """The same by place among the endpoints: groups and channels alike ask for it once."""
+    tries = orders(edges, range(n))
     rooted = _rooted(op, n, None if near is not None else len(edges))
     room, found = LOOKED_AT, []
     for order in tries:
         for algorithm, root in rooted:
-            base = Hypothesis(algorithm, order, root, 1, near)
-            fits, unseen = _is_among(edges, base, most, min(room, LAID_OUT))
+            shape = algorithm, order, root
+            fits, unseen = _is_among(edges, shape, near, most, min(room, LAID_OUT))
             room -= unseen
-            if fits and base.edges and (op != Op.UNKNOWN or len(base.edges) == len(edges)):
-                found.append((algorithm, order, root))
+            if fits:
+                own = len(Hypothesis(*shape, 1, near).edges)
+                if own == len(edges) or (own and op != Op.UNKNOWN):
+                    found.append(shape)
     return tries, found
 
 
@@ -282,16 +297,16 @@ def _edge_count(algorithm: Algorithm, n: int, root: int, most: int) -> int:
 
 
 def _is_among(
-    edges: frozenset[Edge], hypothesis: Hypothesis, most: int, room: int = LAID_OUT
+    edges: frozenset[Edge], shape: Shape, near: frozenset[int] | None, most: int, room: int = LAID_OUT
 ) -> tuple[bool, int]:
-    """Whether the hypothesis can be, and on how many messages that nobody saw it was looked.
+    """Whether a hypothesis can be, and on how many messages that nobody saw it was looked.
 
     It can if all edges that would have been seen are among these, with no more than ``most`` messages on
     them, beside no more than ``room`` unseen ones. Most have an edge early on that is not. What needs more
     messages than there are is never laid out: rings of many ranks have as many as the ranks squared.
     """
-    unseen, order, near = 0, hypothesis.order, hypothesis.near
-    for send in hypothesis.algorithm.sends(len(order), 1.0, hypothesis.root):
+    unseen, (algorithm, order, root) = 0, shape
+    for send in algorithm.sends(len(order), 1.0, root):
         if (order[send.src], order[send.dst]) in edges:
             most -= 1
             if most < 0:

@@ -30,12 +30,12 @@ from dpuflow.schedules.graph import schedule
 from dpuflow.schema.rows import MessageFlag, Op, Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from dpuflow.arrays import Ints
     from dpuflow.matching.hypotheses import Hypothesis
     from dpuflow.matching.model import Job
-    from dpuflow.matching.streams import Streams
+    from dpuflow.matching.streams import Edge, Streams
     from dpuflow.schema.tables import Rows
 
 IN_A_ROW = 4
@@ -253,14 +253,7 @@ class _Segmenter:
         for i, lane in enumerate(lanes.tolist()):
             rows[i] = self.streams.rows[at[lane]]
             at[lane] += 1
-        src = np.array([edge[0] for edge in ahead])
-        dst = np.array([edge[1] for edge in ahead])
-        pause = np.zeros(len(ahead), np.int64)
-        for rank in np.unique(src).tolist():
-            mine = np.flatnonzero((src == rank) & (rows != HOLE))
-            events = np.sort(np.concatenate([self.starts[rows[mine]], self.arrivals[rows[dst == rank]]]))
-            before = np.searchsorted(events, self.starts[rows[mine]]) - 1
-            pause[mine] = np.where(before >= 0, self.starts[rows[mine]] - events[before], 0)
+        pause = self._pauses(ahead, rows)
         # A stream of a few collectives has few places to begin at.
         tries = min(TRIES, len(ahead) // len(self.endpoints)) // 2
         first = np.flatnonzero(2 * pause[1:] >= pause[1:].max(initial=0))[:tries] + 1
@@ -272,6 +265,23 @@ class _Segmenter:
             beginning = np.bincount(lanes[:place], minlength=len(at))
             found.setdefault(tuple(beginning.tolist()), beginning)
         return sorted(found.values(), key=lambda beginning: int(beginning.sum()))
+
+    def _pauses(self, edges: Sequence[Edge], rows: Ints) -> Ints:
+        """How long before each of these messages (HOLEs: 0) its sender had sent or got none of the others."""
+        src, dst = np.array(edges).T
+        mine = np.flatnonzero(rows != HOLE)
+        rank = np.concatenate([src[mine], dst])
+        time = np.concatenate([self.starts[rows[mine]], self.arrivals[rows]])
+        order = np.lexsort((time, rank))
+        rank, time = rank[order], time[order]
+        # Of those at the same time the first one's predecessor was before all of them.
+        first = np.r_[True, (rank[1:] != rank[:-1]) | (time[1:] != time[:-1])]
+        before = np.maximum.accumulate(np.where(first, np.arange(len(rank)), 0)) - 1
+        since = np.empty(len(rank), np.int64)
+        since[order] = np.where((before >= 0) & (rank[before] == rank), time - time[before], 0)
+        pause = np.zeros(len(rows), np.int64)
+        pause[mine] = since[: len(mine)]
+        return pause
 
     # -- taking ------------------------------------------------------------------------------
 

@@ -55,6 +55,7 @@ class Streams:
     def __init__(self, edges: Sequence[Edge], rows: Ints, at: Ints, end: Ints) -> None:
         self.edges, self.rows, self.at, self.end = edges, rows, at, end
         self.number = {edge: k for k, edge in enumerate(edges)}
+        self._lanes: dict[tuple[Edge, ...], Ints] = {}
         self.version = 0  # counts up with every change
         self._present: tuple[int, frozenset[Edge]] = (-1, frozenset())
 
@@ -87,9 +88,11 @@ class Streams:
             self._present = self.version, edges
         return self._present[1]
 
-    def lanes(self, edges: Iterable[Edge]) -> Ints:
+    def lanes(self, edges: tuple[Edge, ...]) -> Ints:
         """The numbers of edges."""
-        return np.fromiter((self.number[edge] for edge in edges), np.int64)
+        if edges not in self._lanes:
+            self._lanes[edges] = np.array([self.number[edge] for edge in edges], np.int64)
+        return self._lanes[edges]
 
     def take(self, lanes: Ints | slice | int, rows: Ints | int) -> None:
         """Leave the next ``rows`` of the edges numbered ``lanes`` behind."""
