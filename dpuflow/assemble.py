@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.entries import BOUNDS, RULES, Rule, gpus_within
 from dpuflow.identity.endpoints import (
     address_text,
@@ -315,7 +316,7 @@ def _lateness(j: Judgement, relative_to: list[int] | None, inferred: Inferred, a
         since_ns=j.since_ns,
         relative_to=relative_to,
         perhaps_last=len(later),
-        perhaps_ns=round(float(np.median(later))) if len(later) else None,
+        perhaps_ns=round(float(median_of(later))) if len(later) else None,
         told=Told(told.exact, told.bounded, told.untold) if told else Told(),
         detectable_ns=j.detectable_ns,
         own_share=j.own_share if known else None,

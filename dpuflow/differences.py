@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.arrays.quantiles import student
 
 if TYPE_CHECKING:
@@ -171,7 +172,7 @@ def _lateness(result: Analysis) -> dict[int, Samples]:
             if entry.bound == "exact" and entry.lateness_ns is not None:
                 values.setdefault(entry.endpoint, []).append(entry.lateness_ns)
                 errors.setdefault(entry.endpoint, []).append(entry.error_ns or 0)
-    return {end: (np.array(each, np.float64), float(np.median(errors[end]))) for end, each in values.items()}
+    return {end: (np.array(each, np.float64), float(median_of(errors[end]))) for end, each in values.items()}
 
 
 def _calls(result: Analysis, old: Callable[[int], int]) -> dict[Call, Samples]:
@@ -189,7 +190,7 @@ def _change(kind: Kind, name: str, before: Samples, after: Samples, comparisons:
     counts = len(before[0]), len(after[0])
     if min(counts) < FEWEST:
         return Change(kind, name, *counts, None, None, None, None, None, "too_few")
-    one, two = float(np.median(before[0])), float(np.median(after[0]))
+    one, two = float(median_of(before[0])), float(median_of(after[0]))
     first, second = _deviation(before[0]), _deviation(after[0])
     spread = (first[0] ** 2 + second[0] ** 2) ** 0.5
     half = spread * student(1 - (1 - SURE) / 2 / comparisons, max(min(first[1], second[1]) - 1, 1))

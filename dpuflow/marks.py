@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.identity.endpoints import address_text
 from dpuflow.schema.rows import NONE32, Transport
 
@@ -56,7 +57,7 @@ def marks_of(
 def _mark(collective: list[NDArray[np.int64]], transfers: Rows, number: int) -> None:
     """At both ends: a message was seen by the capture nearest its sender, and that nearest its receiver."""
     for capture, message in (("capture", "message"), ("arrival_capture", "arrival_message")):
-        for at in np.unique(transfers[capture]).tolist():
+        for at in distinct(transfers[capture]).tolist():
             if at < len(collective):
                 rows = transfers[message][transfers[capture] == at]
                 collective[at][rows[rows < len(collective[at])]] = number

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.join.common import number_connections
 from dpuflow.schema.rows import NEVER, NONE32, Seen
 
@@ -140,7 +141,7 @@ def _frames(captures: Sequence[CaptureTables], joined: Joined) -> tuple[NDArray[
     """First and last packet of each transfer in its ``capture``, from 1."""
     transfers = joined.transfers
     found = np.full(len(transfers), UNKNOWN), np.full(len(transfers), UNKNOWN)
-    for at in np.unique(transfers["capture"]).tolist():
+    for at in distinct(transfers["capture"]).tolist():
         if at >= len(captures):
             continue
         messages = captures[at].messages

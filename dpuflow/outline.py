@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dpuflow import results
+from dpuflow.arrays.ordering import median_of
 from dpuflow.verdicts.accounts import without
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.stages import idle_shares, typical_ns
@@ -58,7 +59,7 @@ def _steps(
         endpoints=each.endpoints,
         count=len(took_ns),
         collectives=each.period,
-        step_ns=round(float(np.median(took_ns))),
+        step_ns=round(float(median_of(took_ns))),
         p99_ns=round(float(np.percentile(took_ns, 99))),
         start_ns=int(begin_ns.min()),
         end_ns=int(end_ns.max()),
@@ -81,7 +82,7 @@ def list_pipelines(
             steps=max((len(s.incidents_ns) for s in stages if s.endpoint in each.stages), default=0),
             late_steps=[int(np.count_nonzero(ns)) for ns in _incidents(each, stages)],
             late_step_ns=[
-                round(float(np.median(ns[ns > 0]))) if ns.any() else None for ns in _incidents(each, stages)
+                round(float(median_of(ns[ns > 0]))) if ns.any() else None for ns in _incidents(each, stages)
             ],
         )
 

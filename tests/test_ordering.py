@@ -11,7 +11,10 @@ from dpuflow.arrays.ordering import (
     Places,
     classes,
     cut_at,
+    distinct,
+    is_in,
     lower_medians,
+    median_of,
     numbered,
     order_within,
     packed,
@@ -196,3 +199,22 @@ def test_the_latest_event_of_a_class(seed: int) -> None:
         mine = [n for n in range(len(of)) if of[n] == wanted and NEVER < times[n] <= limit]
         expected.append(max(mine, key=lambda n: (times[n], n), default=-1))
     assert Latest(of, times).by(asked, until).tolist() == expected
+
+
+def test_few_numbers_are_taken_as_numpy_takes_them() -> None:
+    """``distinct``, ``is_in`` and ``median_of`` are np.unique, np.isin and np.median, to the last bit."""
+    rng = np.random.default_rng(1)
+    for length in (0, 1, 2, 3, 7, 40):
+        for values in (
+            rng.integers(-5, 5, length),
+            rng.integers(0, 1 << 62, length),
+            rng.integers(0, 9, length).astype(np.uint8),
+            rng.normal(size=length),
+        ):
+            np.testing.assert_array_equal(distinct(values), np.unique(values))
+            for some in (values[::2], values[:0], np.array([3])):
+                np.testing.assert_array_equal(is_in(values, some), np.isin(values, some))
+            if length:
+                assert median_of(values) == np.median(values)
+    assert distinct([[3, 1], [1, 2]]).tolist() == [1, 2, 3]
+    assert np.isnan([median_of([]), median_of([1.0, np.nan, 0.0])]).all()

@@ -12,12 +12,14 @@ from dpuflow.schema.rows import NEVER
 if TYPE_CHECKING:
     from collections.abc import Hashable, Iterable, Sequence
 
-    from numpy.typing import NDArray
+    from numpy.typing import ArrayLike, NDArray
 
     from dpuflow.schema.tables import Rows
 
 SPARSE: Final = 8
 """Times as many numbers as there are rows that classes may be drawn from: a table of them is still small."""
+
+NAN: Final[np.float64] = np.float64("nan")
 
 
 def order_within(keys: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -28,6 +30,35 @@ def order_within(keys: NDArray[np.int64], of: NDArray[np.int64]) -> NDArray[np.i
     count = np.bincount(of) if len(of) else np.zeros(0, np.int64)
     ordering.within(keys, of, np.cumsum(count) - count, np.empty_like(order), order)
     return order
+
+
+def distinct(values: ArrayLike) -> NDArray[Any]:
+    """``np.unique`` of numbers that are not NaN: that loads numpy.ma, as long as NumPy's tenth part takes."""
+    ordered = np.sort(values, axis=None)
+    first = np.ones(len(ordered), bool)
+    np.not_equal(ordered[1:], ordered[:-1], out=first[1:])
+    return ordered[first]
+
+
+def is_in(values: NDArray[Any], some: ArrayLike) -> NDArray[np.bool_]:
+    """``np.isin`` of integers, at a tenth of its cost where these and ``some`` are few."""
+    ordered = np.sort(some)
+    if not len(ordered):
+        return np.zeros(values.shape, bool)
+    at = np.searchsorted(ordered, values)
+    return np.asarray(ordered[np.minimum(at, len(ordered) - 1)] == values, bool)
+
+
+def median_of(values: ArrayLike) -> np.float64:
+    """``np.median`` of one sample, at a fifth of its cost where that is small, and without numpy.ma."""
+    sample = np.asarray(values).reshape(-1)
+    last, half = len(sample) - 1, len(sample) // 2
+    if last < 0:
+        return NAN
+    # NaN is sorted last.
+    ordered = np.partition(sample, (max(half - 1, 0), half, last))
+    low, high, largest = (np.float64(ordered[at]) for at in (half - 1 + len(sample) % 2, half, last))
+    return NAN if np.isnan(largest) else np.add(low, high, dtype=np.float64) / 2
 
 
 def cut_at(values: NDArray[Any], at: NDArray[np.int64]) -> list[NDArray[Any]]:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.entries.channels import started_ns
 from dpuflow.entries.inputs import last_event, reached_before
 from dpuflow.entries.places import by_process
@@ -257,7 +258,7 @@ def last_within(places: Places) -> Within:
         none = np.zeros(0, np.int64)
         return Within(none, none, none > 0, none > 0, none, none)
     apart, idle = (
-        FAR_BEYOND * np.median(np.concatenate([getattr(lane, name) for lane in lanes]))
+        FAR_BEYOND * median_of(np.concatenate([getattr(lane, name) for lane in lanes]))
         for name in ("apart", "idle")
     )
     found: dict[int, tuple[int, ...]] = {}

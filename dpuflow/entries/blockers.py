@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places, classes, percentile
+from dpuflow.arrays.ordering import Places, classes, distinct, is_in, median_of, percentile
 from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.relative import previous_row
 from dpuflow.entries.rows import BY_GPUS, EXACT_RULES, FAR, FAR_BEYOND, FEWEST, QUICK, Rule
@@ -135,7 +135,7 @@ def inputs_and_offers(scene: Scene) -> Blocker:
     idle = np.minimum(entries.unmoved_ns, credit)
     wire = np.append(scene.transfers["wire"], 0)[np.where(entries.act == NONE32, -1, entries.act)]
     limit = FAR_BEYOND * law.slow_ns
-    limit = np.where(np.isin(wire, BY_GPUS), np.fmax(limit, law.worst_ns), limit)
+    limit = np.where(is_in(wire, BY_GPUS), np.fmax(limit, law.worst_ns), limit)
     return Blocker(Rule.LONG_AFTER, np.where(waiting, entries.enter_ns - idle, NEVER), limit, entries.after)
 
 
@@ -190,7 +190,7 @@ def missing_before(scene: Scene) -> Blocker:
     lossy = ((transfers["flags"] & MessageFlag.GAP) != 0) & ~np.isin(transfers["wire"], _MEASURED)
     # Where headers name messages, what is missing of one is no other's, and order tells nothing.
     sends = np.isin(transfers["wire"], _SENDS)
-    named = np.unique(transfers["connection"][sends & (transfers["op"] != Op.UNKNOWN)])
+    named = distinct(transfers["connection"][sends & (transfers["op"] != Op.UNKNOWN)])
     lossy &= ~(sends & np.isin(transfers["connection"], named))
     since = np.full(int(max((transfers[end].max(initial=0) for end in ("src", "dst")), default=0)) + 1, FAR)
     for end in ("src", "dst"):
@@ -226,7 +226,7 @@ def before_leaving(scene: Scene) -> Bools:
     wrong = early & (2 * count[0] < count[1])[entries.collective]
     # Where packets are missing, others than these have been taken for both operations' messages as well.
     lossy = ((scene.transfers["flags"] & MessageFlag.GAP) != 0).any()
-    both = np.unique(np.r_[entries.collective[wrong], entries.collective[last[wrong]]])
+    both = distinct(np.r_[entries.collective[wrong], entries.collective[last[wrong]]])
     return np.asarray(np.isin(entries.collective, both) if lossy else wrong, np.bool_)
 
 
@@ -307,7 +307,7 @@ def behind_own_data(scene: Scene) -> Blocker:
     src, begin, end, acked = (exchanges[name][sent] for name in ("src", "data_ns", "data_end_ns", "acked_ns"))
     again, rdma = exchanges["retransmitted"][sent] > 0, exchanges["wire"][sent] != Wire.NCCL_DATA
     places = Places(src)
-    for endpoint in np.unique(src).tolist():
+    for endpoint in distinct(src).tolist():
         mine = places[endpoint]
         rows = entries.of[endpoint]
         rows = rows[(entries.enter_ns[rows] != NEVER) & (scene.packet_ns[rows] > 0)]
@@ -346,8 +346,8 @@ def packet_times(entries: Entries, exchanges: Rows | Picked) -> Floats:
     steps = (exchanges["data_end_ns"][several] - exchanges["data_ns"][several]) / gaps
     src = exchanges["src"][several]
     places = Places(src)
-    for endpoint in np.unique(src).tolist():
-        out[entries.of[endpoint]] = np.median(steps[places[endpoint]])
+    for endpoint in distinct(src).tolist():
+        out[entries.of[endpoint]] = median_of(steps[places[endpoint]])
     return out
 
 
@@ -356,7 +356,7 @@ def trip_ns(exchanges: Rows | Picked) -> float:
     known = (exchanges["acked_ns"] != NEVER) & (exchanges["retransmitted"] == 0)
     known &= exchanges["data_end_ns"] != NEVER
     trips = (exchanges["acked_ns"] - exchanges["data_end_ns"])[known]
-    return float(np.median(trips)) if len(trips) else float("nan")
+    return float(median_of(trips)) if len(trips) else float("nan")
 
 
 def _since_ns(entries: Entries) -> Ints:
@@ -378,11 +378,11 @@ def least_work_ns(entries: Entries, free: Bools, of_row: Ints) -> tuple[Ints, Bo
     known = entries.since_ns != NEVER
     free = free & known
     worked = _since_ns(entries)
-    for each in np.unique(of_row[free]):
+    for each in distinct(of_row[free]):
         rows = of_row == each
         sure = rows & free
         if sure.sum() >= FEWEST:
-            ranks = np.unique(entries.endpoint[sure])
+            ranks = distinct(entries.endpoint[sure])
             fair = rows & ((entries.endpoint == ranks[0]) | (len(ranks) > 1))
             out[fair] = worked[rows & known].min()
             alone |= rows & ~fair

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, key_numbers, percentile
+from dpuflow.arrays.ordering import classes, distinct, key_numbers, median_of, percentile
 from dpuflow.entries.relative import places_of
 from dpuflow.entries.rows import EXACT_RULES, EXPLAINED, QUICK, SLOW, Rule
 from dpuflow.schema.rows import NEVER, NONE32, Wire
@@ -59,7 +59,7 @@ def without_calls(entries: Entries, rows: Bools, of_row: Ints) -> Entries:
     """Entries without times from an operation's last input to the next one's first credit that tell when the
     next one was called, not how soon a slot was given back: of groups that have such ``rows``."""
     at, ns = entries.reactions.between
-    kept = ~np.isin(of_row[at], np.unique(of_row[rows]))
+    kept = ~np.isin(of_row[at], distinct(of_row[rows]))
     return replace(entries, reactions=entries.reactions._replace(between=(at[kept], ns[kept])))
 
 
@@ -83,10 +83,10 @@ def called(scene: Scene, rule: Ints) -> Called:
             shown, least = mine[free[mine] | (rule[rows[mine]] == Rule.CREDIT)], MOSTLY
         if len(shown) < FEW or near[shown].mean() < least:
             continue
-        if np.median(ahead[shown]) > NEAR * np.median((ahead + before)[shown]):
+        if median_of(ahead[shown]) > NEAR * median_of((ahead + before)[shown]):
             continue
         low, usual, high = (percentile(ahead[shown], each) for each in (QUICK, 50.0, SLOW))
-        worked = before[mine] >= np.median(before[shown]) / 2
+        worked = before[mine] >= median_of(before[shown]) / 2
         ends = entries.endpoint[rows[mine]]
         alike = [np.bincount(ends, each) / np.maximum(np.bincount(ends), 1) for each in (near[mine], worked)]
         at = rows[mine[waited[mine] & (np.max(alike, axis=0)[ends] > 0.5)]]
@@ -114,7 +114,7 @@ def _own_credits(scene: Scene, rows: Ints) -> Ints:
     """TRANSFER rows of the first credit that the ranks of ``rows`` gave in their operations."""
     entries, exchanges = scene.entries, scene.exchanges
     out = np.full(len(entries.rule), NONE32, np.int64)
-    numbers = np.unique(entries.collective[rows]).tolist()
+    numbers = distinct(entries.collective[rows]).tolist()
     mine = np.concatenate([np.zeros(0, np.int64), *(scene.instances[n].rows for n in numbers)])
     of = np.repeat(np.array(numbers, np.int64), [len(scene.instances[n].rows) for n in numbers])
     place = places_of(of, exchanges["dst"][mine], entries)

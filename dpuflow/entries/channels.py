@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.entries.rows import EXPLAINED
 from dpuflow.schedules.graph import arcs
 from dpuflow.schema.rows import NEVER
@@ -42,7 +43,7 @@ def channels_of(
     n = len(ranks)
     steps, rest = divmod(len(arcs(algorithm, n, 0)[0].src), n)
     first = whole[0]
-    count, more = divmod(len(np.unique(picked["connection"][first])), n)
+    count, more = divmod(len(distinct(picked["connection"][first])), n)
     if rest or more or count < 2 or whole.shape[1] % (n * count * steps):
         return []
     shaped = whole.reshape(len(whole), n, count, -1)
@@ -93,7 +94,7 @@ def _row_quantiles(samples: Ints, length: Ints, levels: Floats) -> Floats:
     place = (length - 1) * levels
     below = place.astype(np.int64)
     above = np.minimum(below + 1, length - 1)
-    ordered = np.partition(samples, np.unique([below, above]), axis=1)
+    ordered = np.partition(samples, distinct([below, above]), axis=1)
     row = np.arange(len(samples))
     low, high, part = ordered[row, below], ordered[row, above], place - below
     return np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))

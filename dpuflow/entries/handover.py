@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import lower_medians, order_within
+from dpuflow.arrays.ordering import distinct, lower_medians, order_within
 from dpuflow.entries.inputs import lines_of, messages_ahead
 from dpuflow.entries.rows import FAR
 from dpuflow.exchanges.build import there_ns
@@ -153,7 +153,7 @@ def consumed(
     granted, arrived = picked["grant_ns"][rows], picked["arrived_end_ns"][rows]
     inside = (arrived != NEVER) & (granted != NEVER) & (enter[to] != NEVER) & (enter[to] <= arrived)
     where, found = [], []
-    for ahead in np.unique(depth).tolist():
+    for ahead in distinct(depth).tolist():
         same = (line[ahead:] == line[:-ahead]) & (to[ahead:] == to[:-ahead]) & (depth[ahead:] == ahead)
         at = np.flatnonzero(same & inside[:-ahead])
         at = at[granted[at + ahead] >= arrived[at]]

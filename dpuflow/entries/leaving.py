@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import key_numbers, order_within
+from dpuflow.arrays.ordering import distinct, key_numbers, median_of, order_within
 from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
 from dpuflow.entries.reactions import law_of
 from dpuflow.entries.relative import previous_row
@@ -150,7 +150,7 @@ def _of_nodes(places: Places, leave: Ints) -> Ints:
     for number in railed:
         rows = slice(*places.offsets[number : number + 2].tolist())
         nodes = np.array(places.instances[number].placement.nodes)
-        for node in np.unique(nodes):
+        for node in distinct(nodes):
             latest[rows][nodes == node] = latest[rows][nodes == node].max()
     return latest
 
@@ -199,7 +199,7 @@ def _left_ns(entries: Entries, places: Places, leaves: Leaves, send_at: Ints) ->
         return np.asarray(out, np.int64)
     worst = float(np.nan_to_num(law_of(entries, np.zeros(len(out), np.int64)).worst_ns[0], nan=0.0))
     kept = _kept_until_ns(picked, send_at[rows])
-    free = entries.enter_ns[rows] - kept > max(FAR_BEYOND * float(np.median(trips)), worst)
+    free = entries.enter_ns[rows] - kept > max(FAR_BEYOND * float(median_of(trips)), worst)
     rows = rows[free | (kept == NEVER)]
     out[rows] = np.maximum(out[rows], entries.leave_ns[rows] - round(worst))
     return np.asarray(out, np.int64)
@@ -260,7 +260,7 @@ def not_beside(entries: Entries, places: Places, last: Ints) -> Ints:
     known, apart = (last >= 0) & (entries.leave_ns[last] != NEVER), ranks != ranks[last]
     pair = kind[last] * (int(kind.max()) + 1) + kind
     proof = known & apart & (entries.enter_ns != NEVER) & (entries.enter_ns < entries.leave_ns[last])
-    doubt = apart & np.isin(pair, np.unique(pair[proof]))
+    doubt = apart & np.isin(pair, distinct(pair[proof]))
     # Of a rank that only receives, what came before the same peer's last had ended may be one with it.
     transfer = np.array([i.op == Op.SEND_RECV for i in places.instances], bool)[entries.collective]
     grouped = transfer & transfer[last] & ~apart & (entries.enter_ns == NEVER)
@@ -319,7 +319,7 @@ def filled_ns(picked: Picked, instances: Sequence[Instance], of: Ints, sender: I
     known = (depth > 0) & _fills_slots(picked)
     out = np.full(total, NEVER)
     out[sender[~known]] = FAR
-    for ahead in np.unique(depth[known]).tolist():
+    for ahead in distinct(depth[known]).tolist():
         rows = np.flatnonzero(known & (depth == ahead))
         np.maximum.at(out, sender[rows], slot_free_ns(picked, of, rows, ahead))
     return out

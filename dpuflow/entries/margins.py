@@ -16,7 +16,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, classes, order_within, percentile, percentiles
+from dpuflow.arrays.ordering import (
+    Picked,
+    classes,
+    distinct,
+    median_of,
+    order_within,
+    percentile,
+    percentiles,
+)
 from dpuflow.entries.blockers import least_work_ns
 from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.inputs import lines_of
@@ -133,7 +141,7 @@ def spreads(entries: Entries, held_ns: Ints, threads: Bools, asleep: Bools, law:
         (work, np.where(alone, worked.astype(np.float64), against_others(entries, worked, work))),
     )
     out = np.full(len(entries.endpoint), NEVER)
-    for each in np.unique(of_row):
+    for each in distinct(of_row):
         mine = of_row == each
         found = [_scatter_ns(entries, held_ns, offset, known & mine) for known, offset in offsets]
         bound = float(np.fmin.reduce(found))
@@ -174,7 +182,7 @@ def _scatter_ns(entries: Entries, held_ns: Ints, offset: Floats, mine: Bools) ->
         return float("nan")
     # An offset scatters by the rank's own hand-over and by that of the others' median; two ranks by two.
     others = max(len(ranks) - 1, 1)
-    return float(NINETY_FIVE * np.sqrt(2 / (1 + MEDIAN_COSTS / others)) * np.median(sigma))
+    return float(NINETY_FIVE * np.sqrt(2 / (1 + MEDIAN_COSTS / others)) * median_of(sigma))
 
 
 def receiving_ns(exchanges: Rows | Picked, entries: Entries, law: Law) -> Ints:
@@ -191,7 +199,7 @@ def receiving_ns(exchanges: Rows | Picked, entries: Entries, law: Law) -> Ints:
     order = order_within(exchanges["arrived_ns"][known], to)
     to, known = to[order], known[order]
     begins, ends = exchanges["arrived_ns"][known], there_ns(exchanges)[known]
-    for endpoint in np.unique(entries.endpoint).tolist():
+    for endpoint in distinct(entries.endpoint).tolist():
         rows = entries.of[endpoint]
         rows = rows[entries.enter_ns[rows] != NEVER]
         low, high = np.searchsorted(to, (endpoint, endpoint + 1))
@@ -229,7 +237,7 @@ def _work_scatter_ns(entries: Entries, left_ns: Ints, of_row: Ints) -> Floats:
     rows = np.flatnonzero(entries.exact & entries.whole & (left_ns != NEVER))
     longer = (entries.enter_ns - left_ns)[rows]
     for mine in classes(of_row[rows], entries.endpoint[rows]):
-        longer[mine] -= round(float(np.median(longer[mine])))
+        longer[mine] -= round(float(median_of(longer[mine])))
     for mine in classes(of_row[rows]):
         out[of_row == of_row[rows[mine[0]]]] = tail_ns(np.maximum(longer[mine], 0))
     return out

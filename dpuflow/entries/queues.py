@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import classes, key_numbers, order_within
+from dpuflow.arrays.ordering import classes, distinct, key_numbers, order_within
 from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.rows import FAR_BEYOND, FEWEST
 from dpuflow.schema.rows import NEVER, NONE32, Op
@@ -107,17 +107,17 @@ def _leads(queued: Queued, entries: Entries, lane: Ints, turn: Ints, gap: Ints) 
     Less what ranks differ by from one such call to the next (95 %), as often as they have called since; it
     adds as squares.
     """
-    for each in np.unique(lane[queued.rows]).tolist():
+    for each in distinct(lane[queued.rows]).tolist():
         mine = np.flatnonzero((lane == each) & (gap != NEVER))
         apart: list[int] = []
-        for collective in np.unique(entries.collective[mine]).tolist():
+        for collective in distinct(entries.collective[mine]).tolist():
             own = np.sort(gap[mine[entries.collective[mine] == collective]])
             apart += [int(b - a) for place, a in enumerate(own) for b in own[place + 1 :]]
         if len(apart) < FEWEST:
             continue
         margin = float(np.percentile(apart, 95))
         known = np.flatnonzero((lane == each) & queued.rows & (turn > 0))
-        for collective in np.unique(entries.collective[known]).tolist():
+        for collective in distinct(entries.collective[known]).tolist():
             rows = known[entries.collective[known] == collective]
             for row in rows:
                 # Who has not called as often since may have more work before this call.
@@ -142,7 +142,7 @@ def _lanes(exchanges: Rows | Picked, instances: Sequence[Instance]) -> Ints:
             continue
         ranks, context = frozenset(instance.order), int(contexts[instance.rows[0]])
         owner.append(number)
-        meets.append([(ranks, context, line) for line in np.unique(lines[instance.rows]).tolist()])
+        meets.append([(ranks, context, line) for line in distinct(lines[instance.rows]).tolist()])
     for own, members in enumerate(connected(range(len(owner)), meets.__getitem__)):
         lane[[owner[place] for place in members]] = own
     return lane

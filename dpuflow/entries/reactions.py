@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, percentile, percentiles, quantiles, spans
+from dpuflow.arrays.ordering import classes, distinct, median_of, percentile, percentiles, quantiles, spans
 from dpuflow.entries.rows import BEYOND, FEWEST, ONE_SIDED, QUICK, SLOW, Rule
 from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -127,7 +127,7 @@ def samples(entries: Entries, of_row: Ints) -> dict[int, tuple[str, Ints]]:
         for times in (entries.reactions.taken, entries.reactions.between, first)
     )
     out: dict[int, tuple[str, Ints]] = {}
-    for group in np.unique(of_row).tolist():
+    for group in distinct(of_row).tolist():
         found = (
             ("sends", own), ("taken", taken), ("between", between), ("all", {group: every}),
             ("first", first_acts),
@@ -202,7 +202,7 @@ def stalls(entries: Entries, exchanges: Rows, instances: Sequence[Instance], of_
     every += [ns for kind, ns in samples(entries, of_row).values() if kind in ("taken", "between")]
     longer = np.concatenate(every)
     if len(longer) >= FEWEST:
-        return Tail(longer - np.median(longer))
+        return Tail(longer - median_of(longer))
     return Tail(np.zeros(1)) if _wires(exchanges, instances) <= {Wire.ROCE_WRITE_IMM} else None
 
 

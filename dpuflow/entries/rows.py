@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places
+from dpuflow.arrays.ordering import Places, is_in
 from dpuflow.schema.rows import NEVER, NONE32, Wire, make_record
 
 if TYPE_CHECKING:
@@ -250,7 +250,7 @@ class Entries:
     @property
     def exact(self) -> Bools:
         """Rows whose entry is exact."""
-        return np.isin(self.rule, EXACT_RULES)
+        return is_in(self.rule, EXACT_RULES)
 
     @property
     def told(self) -> Bools:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, distinct
 from dpuflow.exchanges.bunches import bunched
 from dpuflow.exchanges.flagged import joined_puts
 from dpuflow.exchanges.pieces import cut, whole
@@ -201,7 +201,7 @@ def _link(rows: Rows, src: NDArray[np.uint32], sent: NDArray[np.int64]) -> NDArr
     # PUTs; there a message belongs to the latest head before it (ob1 sequence numbers wrap at 2^16).
     role = rows["role"][order]
     turn = np.zeros(len(order), np.int64)
-    for each in np.unique(role):
+    for each in distinct(role):
         mine = role == each
         turn[mine] = _count_within(mine, starts, group)[mine]
     head = (role == Role.OFFER) | (wire[order] == Wire.OB1_MATCH)

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.schema.rows import Role, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
@@ -127,7 +128,7 @@ def _ways(rows: Rows, tail: NDArray[np.int64]) -> Iterator[list[_Line]]:
         lowest = int(rows["va"][some].min()) if len(some) else -1
         slot = int(rows["announces"][allowed].max(initial=0))
         told = rows["va"][allowed]
-        line = _Line(each // 2, some, allowed, lowest, slot, np.unique(told[told > 0]))
+        line = _Line(each // 2, some, allowed, lowest, slot, distinct(told[told > 0]))
         ways.setdefault(ends if len(some) else ends[::-1], []).append(line)
     yield from ways.values()
 

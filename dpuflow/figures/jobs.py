@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.results.figures import Decode, Tax
 from dpuflow.schema.rows import NEVER
@@ -80,9 +81,9 @@ def list_decode(
             prefills=len(told.prefill),
             layers=each.period // 2,
             hidden_bytes=sizes.pop() if len(sizes) == 1 else None,
-            step_ns=round(float(np.median(took[decode]))),
-            gap_ns=round(float(np.median(gaps))) if len(gaps) else None,
+            step_ns=round(float(median_of(took[decode]))),
+            gap_ns=round(float(median_of(gaps))) if len(gaps) else None,
             gap_p99_ns=round(float(np.percentile(gaps, 99))) if len(gaps) else None,
-            tokens_per_s=round(1e9 / float(np.median(gaps)), 3) if len(gaps) and np.median(gaps) else None,
+            tokens_per_s=round(1e9 / float(median_of(gaps)), 3) if len(gaps) and median_of(gaps) else None,
             prefill_ns_per_token=round(float(took[prefill].sum()) / len(told.decode)),
         )

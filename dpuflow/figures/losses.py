@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.arrays.stretches import covered_between
 from dpuflow.results.figures import LossTax
 from dpuflow.schema.rows import NEVER
@@ -34,7 +35,7 @@ def list_loss_tax(steps: Sequence[Steps], entries: Entries, held: Ints) -> Itera
         if len(took) < FEWEST or not lost.any():
             continue
         # No step gets shorter than those without loss usually are.
-        usual = float(np.median(took[lost == 0])) if (lost == 0).any() else float(took.min())
+        usual = float(median_of(took[lost == 0])) if (lost == 0).any() else float(took.min())
         without = took - np.minimum(lost, np.maximum(took - usual, 0))
         p99, less = (float(np.percentile(values, 99)) for values in (took, without))
         yield LossTax(

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of, percentile
 from dpuflow.results.figures import Attribution, Operation
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ def list_operations(result: Analysis) -> Iterator[Operation]:
     for (group, _, _, _, size), mine in classes_of(result.collectives):
         took = np.array([each.end_ns - each.start_ns for each in mine], np.float64)
         after = np.array([ns for each in mine if (ns := after_last(each)) is not None], np.float64)
-        alone = float(np.median(after)) if len(after) else None
+        alone = float(median_of(after)) if len(after) else None
         ranks, bus = len(result.groups[group].endpoints), None
         if size and alone and ranks > 1 and mine[0].op in BUS:
             bus = 8e9 * size * BUS[mine[0].op](ranks) / alone
@@ -61,8 +62,8 @@ def list_operations(result: Analysis) -> Iterator[Operation]:
             bytes=size,
             count=len(mine),
             wire_bytes=sum(each.wire_bytes for each in mine),
-            p50_ns=round(float(np.median(took))),
-            p99_ns=round(float(np.percentile(took, 99))),
+            p50_ns=round(float(median_of(took))),
+            p99_ns=round(float(percentile(took, 99))),
             after_last_ns=None if alone is None else round(alone),
             bus_bits_per_s=bus,
         )
@@ -79,13 +80,13 @@ def list_attribution(result: Analysis) -> Iterator[Attribution]:
         took, skew = np.array(pairs, np.float64).T
         share, error = ratio_of(skew, took)
         low, high = max(share - SURELY * error, 0.0), min(share + SURELY * error, 1.0)
-        least = skew <= np.percentile(skew, 25)
+        least = skew <= percentile(skew, 25)
         yield Attribution(
             group=group,
             op=mine[0].op,
             bytes=size,
             count=len(pairs),
-            zero_skew_ns=round(float(np.median((took - skew)[least]))),
+            zero_skew_ns=round(float(median_of((took - skew)[least]))),
             skew_share=share,
             low_share=low,
             high_share=high,

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.arrays.quantiles import student
 from dpuflow.figures.operations import after_last, classes_of
 from dpuflow.results.figures import AllReduceWhatIf
@@ -98,7 +99,7 @@ def list_all_reduce_what_if(result: Analysis) -> Iterator[AllReduceWhatIf]:
         shape = None if told is None else Shape(*told, USEFUL.get(key[1] or "", 1.0))
         fit = None if shape is None else fitted(shape, found[key])
         for size, took in sorted(found[key].items()):
-            seen = float(np.median(took))
+            seen = float(median_of(took))
             doubling, two_level = (
                 (NONE, NONE) if fit is None or shape is None else gains(shape, fit, size, seen)
             )
@@ -139,7 +140,7 @@ def fitted(shape: Shape, seen: dict[int, list[float]]) -> Fit | None:
     """Least squares of relative errors over the sizes' medians; None where they make no line."""
     if len(seen) < FEWEST:
         return None
-    middle = np.array([np.median(took) for took in seen.values()])
+    middle = np.array([median_of(took) for took in seen.values()])
     rows = np.array([shape.ring(size) for size in seen]) / middle[:, None]
     inverse = np.linalg.pinv(rows.T @ rows)
     line = inverse @ rows.sum(axis=0)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY
 from dpuflow.quantities import duration, name_of, percent
@@ -51,7 +52,7 @@ def answers_of(case: Case) -> list[Answer]:
     too. Raises NotJudgedError where tokens do not follow steps."""
     ends = _decode_ends(case)
     requests = case.requests
-    usual = float(np.median(np.diff(ends))) if len(ends) > FEWEST else 0.0
+    usual = float(median_of(np.diff(ends))) if len(ends) > FEWEST else 0.0
     gap = float(np.nanmedian(requests.gap_ns)) if np.isfinite(requests.gap_ns).any() else 0.0
     if not usual or not _tied(case, ends, usual):
         raise NotJudgedError("the tokens on the wire do not follow the decode steps that were captured")
@@ -113,7 +114,7 @@ def _decode_ends(case: Case) -> Ints:
     # The first run may have begun before the capture: it is whole at its end.
     place += np.where(np.arange(len(sizes)) < runs[0], -runs[0] % period, 0)
     last = place % period == period - 1
-    return np.asarray(ends[last & (sizes <= _largest_decode(np.unique(sizes)))], np.int64)
+    return np.asarray(ends[last & (sizes <= _largest_decode(distinct(sizes)))], np.int64)
 
 
 def _largest_decode(sizes: Ints) -> int:
@@ -166,8 +167,8 @@ def find_slow_answers(case: Case) -> Iterator[Finding]:
             )
             continue
         # One that waited for something else shifts none.
-        cost = _delayed(case, server, float(np.median([each.mean() for each in behind])))
-        spread = np.concatenate([np.abs(each.lag_ns - np.median(each.lag_ns)) for each in mine])
+        cost = _delayed(case, server, float(median_of([each.mean() for each in behind])))
+        spread = np.concatenate([np.abs(each.lag_ns - median_of(each.lag_ns)) for each in mine])
         tail = float(np.percentile(spread, 90))
         yield make_finding(
             "egress_jitter",
@@ -198,7 +199,7 @@ def _lasting(answers: list[Answer]) -> bool:
 def find_drained_batches(case: Case) -> Iterator[Finding]:
     """One finding for each front end that fills a batch again only when all of its answers are done."""
     requests = case.requests
-    for server in np.unique(requests.connections.server).tolist():
+    for server in distinct(requests.connections.server).tolist():
         chosen = np.flatnonzero(requests.whole & (requests.server == server))
         chosen = chosen[np.argsort(requests.first_ns[chosen], kind="stable")]
         first, last = requests.first_ns[chosen], requests.last_ns[chosen]
@@ -212,7 +213,7 @@ def find_drained_batches(case: Case) -> Iterator[Finding]:
             together &= int(first[each].max()) < int(last[each].min())
             waits = asked[(asked < end) & (first >= end)]
             # The step that is under way when a prompt comes has its batch already.
-            step = np.median(np.nan_to_num(requests.gap_p99_ns[chosen[each]]))
+            step = median_of(np.nan_to_num(requests.gap_p99_ns[chosen[each]]))
             since = int(waits.min() + step) if len(waits) else end
             empty += int(np.maximum(end - np.maximum(last[each], since), 0).sum())
             places += len(each) * (end - int(first[each].min()))
@@ -241,7 +242,7 @@ def _batches(first: Ints, last: Ints) -> list[Ints]:
 def find_saturation(case: Case) -> Iterator[Finding]:
     """One finding for each front end whose answers are acknowledged later while its port is full."""
     requests, columns = case.requests, case.joined.columns
-    for server in np.unique(requests.connections.server).tolist():
+    for server in distinct(requests.connections.server).tolist():
         rows = case.sent[server]
         places = np.flatnonzero(
             (requests.server == server)[np.repeat(np.arange(len(requests)), requests.tokens)]

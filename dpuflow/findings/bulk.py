@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence
 from dpuflow.findings.losses import FEWEST
@@ -100,7 +101,7 @@ def stood_ns(case: Case, each: Bulk) -> int:
     begin, end = begin[order], end[order]
     until = np.maximum.accumulate(end)[:-1]
     # As long as a page takes, alone and behind another.
-    usual = float((end - begin).min()) + float(np.median(np.diff(np.sort(end))))
+    usual = float((end - begin).min()) + float(median_of(np.diff(np.sort(end))))
     quiet = (begin[1:] - until > IDLE * usual) & (begin[1:] > each.idle_ns)
     paused = begin[1:] - np.maximum(until, each.idle_ns)
     return max(each.end_ns - max(each.idle_ns, each.start_ns) - int(paused[quiet].sum()), 0)

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.arrays.stretches import Covered, covered_ns
 from dpuflow.conditions import TABLE
 from dpuflow.figures.spans import jobs_with, list_jobs
@@ -86,7 +87,7 @@ class Case:
         from dpuflow.findings.losses import held_by_losses
 
         flows = self.joined.flows
-        senders = np.unique(flows["src"][(self.repeats.lost > 0) & ~self.of_clients]).tolist()
+        senders = distinct(flows["src"][(self.repeats.lost > 0) & ~self.of_clients]).tolist()
         held = [held_by_losses(self, sender) for sender in senders]
         return np.concatenate(held, axis=1) if held else np.zeros((2, 0), np.int64)
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places, first_alike, numbered
+from dpuflow.arrays.ordering import Places, distinct, first_alike, median_of, numbered
 from dpuflow.entries.relative import previous_row
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY
@@ -64,7 +64,7 @@ def find_churn(case: Case) -> Iterator[Finding]:
     found: list[tuple[float, Ints, Floats]] = []
     untold = False
     of = Places(uses.owner)
-    for owner in np.unique(uses.owner[uses.new]).tolist():
+    for owner in distinct(uses.owner[uses.new]).tolist():
         own = of[owner]
         fresh = _fresh(uses, own)
         later = _later(uses, own, fresh)
@@ -91,7 +91,7 @@ def _fresh(uses: Uses, own: Ints) -> Ints:
     Buffers that are many are all new at first: the later half tells.
     """
     chosen = [own[:0]]
-    for like in np.unique(uses.like[own[uses.new[own]]]).tolist():
+    for like in distinct(uses.like[own[uses.new[own]]]).tolist():
         mine = own[uses.like[own] == like]
         new = uses.new[mine[len(mine) // 2 :]]
         if new.sum() >= FEWEST and new.mean() >= MOST:
@@ -102,11 +102,11 @@ def _fresh(uses: Uses, own: Ints) -> Ints:
 def _later(uses: Uses, own: Ints, fresh: Ints) -> Floats:
     """By how much longer than usual each of an owner's uses ``fresh`` was waited for; NaN: nothing tells."""
     later: Floats = uses.pause_ns[fresh] - uses.usual_ns[fresh]
-    for like in np.unique(uses.like[fresh[np.isnan(later)]]).tolist():
+    for like in distinct(uses.like[fresh[np.isnan(later)]]).tolist():
         known = own[~uses.new[own] & (uses.like[own] == like) & ~np.isnan(uses.pause_ns[own])]
         if len(known) >= FEWEST:
             mine = np.isnan(later) & (uses.like[fresh] == like)
-            later[mine] = uses.pause_ns[fresh[mine]] - np.median(uses.pause_ns[known])
+            later[mine] = uses.pause_ns[fresh[mine]] - median_of(uses.pause_ns[known])
     return later
 
 
@@ -124,7 +124,7 @@ def _finding(case: Case, uses: Uses, found: list[tuple[float, Ints, Floats]]) ->
         Cost(round(found[0][2].sum()), share),
         0.6,
         f"{len(fresh)} collectives and transfers use memory of {names} under a key that is new each time, and"
-        f" begin {duration(round(float(np.median(later))))} later (median) than those with a known key:"
+        f" begin {duration(round(float(median_of(later))))} later (median) than those with a known key:"
         f" {percent(share)} of the time.",
         evidence=message_evidence(case.captures, case.joined, worst(uses.data[fresh], later)),
     )
@@ -149,10 +149,10 @@ def _of_collectives(case: Case) -> Uses:
     known = (left != NEVER) & (enter != NEVER)
     pause = np.where(known, np.maximum(enter - np.where(known, left, 0), 0), np.nan)
     usual, at = np.full(len(used), np.nan), Places(collective)
-    for one in np.unique(collective[new]).tolist():
+    for one in distinct(collective[new]).tolist():
         others = at[one][~new[at[one]] & known[at[one]]]
         if len(others):
-            usual[at[one]] = np.median(pause[others])
+            usual[at[one]] = median_of(pause[others])
     pause[new & ~entries.exact[used]] = np.nan  # it may have waited for a peer
     kinds = kinds_of(instances, case.inferred.group_of)
     data = case.exchanges["data"][rows[first]].astype(np.int64)

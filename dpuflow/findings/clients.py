@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.losses import LOSS_SHARE
 from dpuflow.findings.onset import lasting
@@ -64,7 +65,7 @@ def waiting_ahead(asked_ns: Ints, first_ns: Ints) -> Ints:
 def find_backlogs(case: Case) -> Iterator[Finding]:
     """One finding for each front end whose prompts wait for those before them."""
     requests = case.requests
-    for server in np.unique(requests.connections.server).tolist():
+    for server in distinct(requests.connections.server).tolist():
         chosen = requests.whole & (requests.server == server)
         asked, first = requests.asked_ns[chosen], requests.first_ns[chosen]
         if len(asked) <= FEWEST:
@@ -76,7 +77,7 @@ def find_backlogs(case: Case) -> Iterator[Finding]:
             continue
         lost = rise.ns * float(ahead.sum())
         share = min(lost / max(requests.open_ns, 1), 1.0)
-        usual = float(np.median((first - asked)[ahead == ahead.min()]))
+        usual = float(median_of((first - asked)[ahead == ahead.min()]))
         yield make_finding(
             "admission_backlog",
             [server],
@@ -135,8 +136,8 @@ def find_starved_ranks(case: Case) -> Iterator[Finding]:
 
 def _come_back(requests: Requests, pause: Ints) -> bool:
     """Whether most of those who had asked before a pause ask again after it: else they were just done."""
-    before = np.unique(requests.connection[requests.sent_ns < pause[0]])
-    after = np.unique(requests.connection[requests.sent_ns >= pause[1]])
+    before = distinct(requests.connection[requests.sent_ns < pause[0]])
+    after = distinct(requests.connection[requests.sent_ns >= pause[1]])
     return 2 * len(np.intersect1d(before, after)) > len(before)
 
 
@@ -192,7 +193,7 @@ def find_skew_of(result: Analysis, times: tuple[int, int]) -> Finding | None:
     own, others = whole & (mine == most), whole & (mine != most)
     longer = 0.0
     if own.any() and others.any():
-        longer = float(np.maximum(waited[own] - np.median(waited[others]), 0).sum())
+        longer = float(np.maximum(waited[own] - median_of(waited[others]), 0).sum())
     share = min(longer / max(int(opened[whole].sum()), 1), 1.0)
     who = name_of(result.endpoints[units[most]])
     return _skew(who, [int(units[most])], times, (work, "front ends"), Cost(round(longer), share))
@@ -242,7 +243,7 @@ def find_client_losses(case: Case) -> Iterator[Finding]:
     """One finding a direction and front end: segments of prompts, or of answers, that were sent again."""
     requests, flows = case.requests, case.joined.flows
     connections = requests.connections
-    for server in np.unique(connections.server).tolist():
+    for server in distinct(connections.server).tolist():
         mine = connections.server == server
         up = connections.flow[mine]
         down = flows["peer"][up].astype(np.int64)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import SHOWN, message_evidence, most
@@ -25,7 +26,7 @@ def find_starvation(case: Case) -> Iterator[Finding]:
     from dpuflow.kernels.links import AGAIN, FROM, SENDER
 
     flows = case.joined.flows
-    for receiver in np.unique(flows["src"][flows["rnr"] > 0]).tolist():
+    for receiver in distinct(flows["src"][flows["rnr"] > 0]).tolist():
         numbers = np.flatnonzero((flows["src"] == receiver) & (flows["rnr"] > 0))
         senders = sorted({int(dst) for dst in flows["dst"][numbers]})
         columns = case.received.columns(receiver)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE, idle_stretches
 from dpuflow.findings.evidence import message_evidence
@@ -61,20 +62,20 @@ def find_starved_inputs(case: Case) -> Iterator[Finding]:
     since = since_larger(delay)
     if since is None:
         return
-    usual = int(np.median(delay[:since]))
+    usual = int(median_of(delay[:since]))
     lost = int((delay[since:] - usual).sum())
     share = lost / case.span_ns()
     if share < SMALL_SHARE:
         return
     ranks = sorted({end for group in case.inferred.groups for end in group})
-    servers = np.unique(case.requests.connections.server).tolist()
+    servers = distinct(case.requests.connections.server).tolist()
     yield make_finding(
         "input_starvation",
         [*servers, *(end for end in ranks if end not in servers)],
         (int(idle[waited[since], 0]), case.joined.end_ns),
         Cost(lost * len(ranks), share),
         0.6,
-        f"Idle ranks begin {duration(int(np.median(delay[since:])))} after a prompt, where they used to begin"
+        f"Idle ranks begin {duration(int(median_of(delay[since:])))} after a prompt, where they used to begin"
         f" after {duration(usual)}: {percent(share)} of the time.",
     )
 
@@ -95,7 +96,7 @@ def find_late_launches(case: Case) -> Iterator[Finding]:
         since = since_larger(pauses)
         if since is None:
             continue
-        usual = int(np.median(pauses[:since]))
+        usual = int(median_of(pauses[:since]))
         lost = int((pauses[since:] - usual).sum())
         share = lost / max(int(ends[-1] - ends[0]), 1)
         if share < SMALL_SHARE:
@@ -107,7 +108,7 @@ def find_late_launches(case: Case) -> Iterator[Finding]:
             Cost(lost * len(steps.endpoints), share),
             0.5,
             f"Since step {since + 1} all {len(steps.endpoints)} ranks pause together for"
-            f" {duration(int(np.median(pauses[since:])))} a step, up from {duration(usual)}: {percent(share)}"
+            f" {duration(int(median_of(pauses[since:])))} a step, up from {duration(usual)}: {percent(share)}"
             " of the time.",
         )
 
@@ -134,11 +135,11 @@ def find_slow_reads(case: Case) -> Iterator[Finding]:
         raise NotJudgedError("READs to fewer than two nodes that are captured themselves")
     for end, mine in told.items():
         others = np.concatenate([each[:, 0] for other, each in told.items() if other != end])
-        usual, late = float(np.median(others)), mine[:, 0].astype(np.float64)
+        usual, late = float(median_of(others)), mine[:, 0].astype(np.float64)
         error = float(np.hypot(late.std() / np.sqrt(len(late)), others.std() / np.sqrt(len(others))))
         lost = float(np.maximum(late - usual, 0).sum())
         share = lost / max(sum(each.busy_ns for each in case.inferred.bulk if each.src == end), 1)
-        if float(np.median(late)) <= TIMES * usual or late.mean() - usual <= SURELY * error:
+        if float(median_of(late)) <= TIMES * usual or late.mean() - usual <= SURELY * error:
             continue
         shown = mine[np.argsort(-late)[:FEWEST], 1]
         yield make_finding(
@@ -148,7 +149,7 @@ def find_slow_reads(case: Case) -> Iterator[Finding]:
             Cost(round(lost), min(share, 1.0)),
             0.6,
             f"{name_of(case.result.endpoints[end])} answers the first READ of a transfer after"
-            f" {duration(round(float(np.median(late))))}, the other nodes after {duration(round(usual))}.",
+            f" {duration(round(float(median_of(late))))}, the other nodes after {duration(round(usual))}.",
             evidence=message_evidence(case.captures, case.joined, shown[shown != NONE32].tolist()),
         )
 

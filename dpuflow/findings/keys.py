@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.schema.rows import NONE32, Wire
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ def _named(captures: Sequence[CaptureTables], transfers: Rows, exchanges: Rows) 
     data = exchanges["data"][rows]
     for at, message in (("arrival_capture", "arrival_message"), ("capture", "message")):
         capture = transfers[at][data]  # columns alone: of many messages whole rows are hundreds of megabytes
-        for number in np.unique(capture).tolist():
+        for number in distinct(capture).tolist():
             mine = np.flatnonzero(capture == number)
             told = captures[number].messages["rkey"][transfers[message][data[mine]]]
             key[rows[mine[told > 0]]] = told[told > 0]

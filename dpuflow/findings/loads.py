@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
 from dpuflow.findings.hang import captured_until
@@ -87,7 +88,7 @@ def _received(case: Case, numbers: list[int], members: list[int]) -> Floats:
 def _pace(case: Case) -> float:
     """ns a byte of the middle link."""
     pace = case.inferred.links.pace_ns[case.inferred.links.messages > 0]
-    return float(np.median(pace)) if len(pace) else 0.0
+    return float(median_of(pace)) if len(pace) else 0.0
 
 
 def find_early_stops(case: Case) -> Iterator[Finding]:
@@ -148,7 +149,7 @@ def find_bubbles(case: Case) -> Iterator[Finding]:
         shown = True
         most = int(known[work[known].argmax()])
         others = known[known != most]
-        beyond = float(work[most] - np.median(work[others]))
+        beyond = float(work[most] - median_of(work[others]))
         surely = SURELY + float(np.sqrt(2 * np.log(len(known))))
         noise = max(float(np.hypot(error[most], error[others].max())), float(np.std(work[others])))
         if not beyond > surely * noise:
@@ -168,7 +169,7 @@ def find_bubbles(case: Case) -> Iterator[Finding]:
             Cost(round(share * case.span_ns(pipeline.stages) * (stages - 1)), share),
             0.8,
             f"{name} works {duration(round(float(work[most])))} for a microbatch, the other stages"
-            f" {duration(round(float(np.median(work[others]))))}: they are idle for {percent(share)} of"
+            f" {duration(round(float(median_of(work[others]))))}: they are idle for {percent(share)} of"
             f" the time because of it, beyond the schedule's own bubble of {percent(own)}.",
         )
     if not shown:
@@ -187,7 +188,7 @@ def _stage_work(pipeline: Pipeline) -> tuple[Floats, Floats]:
             if len(told) < FEWEST:
                 work[stage] = np.nan
                 continue
-            work[stage] += np.median(told)
+            work[stage] += median_of(told)
             error[stage] = np.hypot(error[stage], 1.25 * told.std() / np.sqrt(len(told)))
         if all(way is None for way in ways) or any(way is None for way in ways) != any(
             way is None for way in pipeline.work[len(pipeline.work) // 2]

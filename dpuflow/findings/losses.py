@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import SMALL_SHARE, make_finding
 from dpuflow.findings.evidence import message_evidence, most
@@ -41,7 +42,7 @@ def _costly(case: Case) -> NDArray[np.bool_]:
     lossy = (case.repeats.lost > 0) & ~case.of_clients
     long = [
         sender
-        for sender in np.unique(flows["src"][lossy]).tolist()
+        for sender in distinct(flows["src"][lossy]).tolist()
         if covered_ns(held_by_losses(case, sender)) >= SMALL_SHARE * case.span_ns([sender])
     ]
     return np.asarray(lossy & np.isin(flows["src"], long))
@@ -178,12 +179,12 @@ def held_up(columns: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.zeros((2, 0), np.int64)
     pace = took / np.maximum(carried, 1)
     sound = ~again & (took > 0)
-    usual = (float(np.median(pace[sound])) if sound.any() else float(pace.min())) * carried[again]
+    usual = (float(median_of(pace[sound])) if sound.any() else float(pace.min())) * carried[again]
     sizes, of = np.unique(carried[again], return_inverse=True)
     for number, size in enumerate(sizes.tolist()):
         like = ~again & (carried == size)
         if like.any():
-            usual[of == number] = float(np.median(took[like]))
+            usual[of == number] = float(median_of(took[like]))
     took = took[again]
     end = start[again] + took
     return np.stack([end - np.maximum(took - usual, 0).astype(np.int64), end])

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence, worst
@@ -157,7 +158,7 @@ def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:
     _, kind = np.unique(src << 40 | np.minimum(size, (1 << 40) - 1), return_inverse=True)
     total, variance, compared = 0.0, 0.0, 0
     held = [none.held]
-    for each in np.unique(kind[marked]).tolist():
+    for each in distinct(kind[marked]).tolist():
         with_marks, without = took[marked & (kind == each)], took[~marked & (kind == each)]
         if len(without) < FEWEST:
             continue
@@ -195,7 +196,7 @@ def _at_once(case: Case, rows: Ints) -> NDArray[np.bool_]:
     """Messages to one receiver during which another sender's was under way."""
     src, begin, end = (case.joined.columns[name][rows] for name in ("src", "sent_ns", "arrived_end_ns"))
     others = _under_way(begin, end)
-    for sender in np.unique(src).tolist():
+    for sender in distinct(src).tolist():
         own = src == sender
         others[own] -= _under_way(begin[own], end[own])
     return np.asarray(others > 0)

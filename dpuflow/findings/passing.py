@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import classes, distinct, median_of
 from dpuflow.entries.inputs import lines_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.quantities import duration, name_of, percent
@@ -75,13 +75,13 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
     # What a slow link holds up shows at both its ends.
     held = set(np.r_[links.src[links.slow], links.dst[links.slow]].tolist())
     apart = {node for ring in looked_at for end, node in _nodes(ring).items() if end in held}
-    usual = {node: float(np.median(np.concatenate(ns))) for node, ns in lay.items() if _enough(ns)}
+    usual = {node: float(median_of(np.concatenate(ns))) for node, ns in lay.items() if _enough(ns)}
     if len(usual) <= TIMES:
         raise NotJudgedError("fewer than three nodes show what they take in and pass on")
     most = max(usual, key=usual.__getitem__)
     others = [ns for node, ns in usual.items() if node != most]
     ends = sorted({end for ring in looked_at for end, node in _nodes(ring).items() if node == most})
-    beyond = lost[most] - float(np.median([lost[node] for node in usual if node != most]))
+    beyond = lost[most] - float(median_of([lost[node] for node in usual if node != most]))
     share = min(beyond / case.span_ns(ends), 1.0)
     if most in apart or usual[most] <= TIMES * max(others) or share < SMALL_SHARE:
         return
@@ -93,7 +93,7 @@ def find_throttled_nodes(case: Case) -> Iterator[Finding]:
         Cost(round(share * case.span_ns(ends) * ranks), share),
         0.7,
         f"Each message that passes through the node of {name_of(case.result.endpoints[most])} waits there for"
-        f" {duration(round(usual[most]))} (median; other nodes: {duration(round(float(np.median(others))))}),"
+        f" {duration(round(usual[most]))} (median; other nodes: {duration(round(float(median_of(others))))}),"
         f" although its receiver has granted credit and its connection is idle: {percent(share)} of the time"
         " in all.",
     )
@@ -118,10 +118,10 @@ def _quick(pairs: list[tuple[int, _Passed]]) -> NDArray[np.float64]:
     if not columns:
         return quick
     came, free, left, size = columns
-    for each in np.unique(size).tolist():
+    for each in distinct(size).tolist():
         mine = np.flatnonzero(size == each)
         at_once = mine[came[mine] >= free[mine]]
-        usual = [np.median((left - came)[at_once[at]]) for at in classes(node[at_once]) if len(at) >= FEWEST]
+        usual = [median_of((left - came)[at_once[at]]) for at in classes(node[at_once]) if len(at) >= FEWEST]
         quick[each] = min(usual, default=np.percentile((left - came)[mine], QUICK))
     return quick
 
@@ -162,7 +162,7 @@ def _passed(rows: Rows, instance: Instance) -> dict[int, _Passed]:
         )
         came = rows["arrived_end_ns"][at[into]].reshape(steps_of)[:, :, :-ahead]
         known = (came != NEVER) & (left != NEVER)
-        for node in np.unique(src).tolist():
+        for node in distinct(src).tolist():
             mine = src[out] == node
             count[node] += int(mine.sum())
             found[node].append(np.stack([column[mine][known[mine]] for column in (came, free, left, size)]))

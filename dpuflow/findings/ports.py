@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.findings.case import SMALL_SHARE
@@ -75,7 +76,7 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     the middle one of the others'."""
     if not _at_both(case.joined.columns).any():
         return {}
-    ends = np.unique(case.joined.flows["dst"]).tolist()  # some may be on another time line
+    ends = distinct(case.joined.flows["dst"]).tolist()  # some may be on another time line
     paces = {end: pace_ns(case.joined.transfers[rows]) for end in ends if len(rows := case.received[end])}
     known = sorted(pace for pace in paces.values() if pace > 0)
     usual = {end: middle_of_others(known, pace) for end, pace in paces.items() if pace > 0}

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, first_alike
+from dpuflow.arrays.ordering import classes, first_alike, median_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, make_finding
 from dpuflow.findings.clients import FEWEST, TWICE
 from dpuflow.findings.hosts import since_larger
@@ -38,7 +38,7 @@ def find_smaller_pages(case: Case) -> Iterator[Finding]:
             continue
         took = np.array([each.busy_ns / max(each.bytes, 1) for each in mine])
         carried = np.array([each.bytes for each in mine], float)
-        lost = float(((took[since:] - np.median(took[:since])) * carried[since:]).sum())
+        lost = float(((took[since:] - median_of(took[:since])) * carried[since:]).sum())
         share = lost / max(sum(each.busy_ns for each in mine), 1)
         if share < SMALL_SHARE:
             continue
@@ -50,6 +50,6 @@ def find_smaller_pages(case: Case) -> Iterator[Finding]:
             Cost(round(lost), min(share, 1.0)),
             0.6,
             f"Pages from {name_of(ends[mine[0].src])} to {name_of(ends[mine[0].dst])} shrank from"
-            f" {size(int(np.median(pages[:since])))} to {size(int(np.median(pages[since:])))}, which costs"
+            f" {size(int(median_of(pages[:since])))} to {size(int(median_of(pages[since:])))}, which costs"
             f" transfers {percent(min(share, 1.0))} of their time.",
         )

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.credit import starved
 from dpuflow.findings.evidence import message_evidence, worst
@@ -106,7 +107,7 @@ def _usual_pace(case: Case) -> float:
     """ns a byte of the middle one of the links that are not slow; 0 without one."""
     links = case.inferred.links
     quick = np.flatnonzero(~links.slow & (links.messages > 0))
-    return float(np.median(links.pace_ns[quick])) if len(quick) else 0.0
+    return float(median_of(links.pace_ns[quick])) if len(quick) else 0.0
 
 
 def _cost(case: Case, slow: _Slow) -> Cost:
@@ -131,7 +132,7 @@ def _lasting(case: Case, slow: _Slow) -> tuple[int, int]:
 
 def _moves(case: Case, slow: _Slow) -> str:
     ends, usual = case.result.endpoints, _usual_pace(case)
-    pace = float(np.median([case.inferred.links.pace_ns[i] for _, _, i in slow.links]))
+    pace = float(median_of([case.inferred.links.pace_ns[i] for _, _, i in slow.links]))
     pairs = [f"from {name_of(ends[src])} to {name_of(ends[dst])}" for src, dst, _ in slow.links]
     against = f", against {8 / usual:.2f} Gbit/s between the other endpoints" if usual else ""
     return f"Data moves at {8 / pace:.2f} Gbit/s {listed(pairs, len(pairs))}{against}"

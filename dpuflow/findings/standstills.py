@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, distinct, median_of
 from dpuflow.findings.case import SMALL_SHARE, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY, TWICE
 from dpuflow.findings.credit import starved
@@ -34,7 +34,7 @@ def find_standstills(case: Case) -> Iterator[Finding]:
     several = (all_of["wire"] >= Wire.ROCE_SEND) & (all_of["wire"] <= Wire.ROCE_SEND_IMM)
     several &= (all_of["packets"] > 1) & (all_of["retransmitted"] == 0)
     several &= (all_of["seen"] & Seen.AT_SENDER) != 0
-    for sender in np.unique(case.joined.flows["src"]).tolist():
+    for sender in distinct(case.joined.flows["src"]).tolist():
         rows = case.sent[sender]
         rows = rows[several[rows]]
         if len(rows) < FEWEST:
@@ -101,10 +101,10 @@ def find_late_credits(case: Case) -> Iterator[Finding]:
     known &= every["wire"] == Wire.ROCE_WRITE_IMM
     # A credit that was held on its way was not granted late.
     way = every["grant_arrived_ns"] - every["grant_ns"]
-    known &= (every["grant_ns"] != NEVER) & (way <= TWICE * np.median(way[known]) if known.any() else known)
+    known &= (every["grant_ns"] != NEVER) & (way <= TWICE * median_of(way[known]) if known.any() else known)
     rows = Picked(every, np.flatnonzero(known))
     soon = _at_once(rows)
-    receivers = np.unique(rows["dst"])
+    receivers = distinct(rows["dst"])
     share_of = (np.bincount(rows["dst"], soon) / np.maximum(np.bincount(rows["dst"]), 1))[receivers]
     if len(receivers) < 2:
         return

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import Picked, cut_at
+from dpuflow.arrays.ordering import Picked, cut_at, distinct
 from dpuflow.schema.rows import NEVER, NONE32
 from dpuflow.verdicts.pauses import TWICE
 
@@ -77,7 +77,7 @@ def find_stopped(case: Case, until: Mapping[int, int]) -> Iterator[Stopped]:
         return
     signs = _signs(case.exchanges, np.concatenate([i.rows for i in case.instances]))
     for part in connected(rests, lambda rest: case.inferred.groups[rest.group]):
-        rows = np.unique(np.concatenate([rest.rows for rest in part]))
+        rows = distinct(np.concatenate([rest.rows for rest in part]))
         ends = {end for rest in part for end in case.inferred.groups[rest.group]}
         ended = max(int(_last_signs(case.exchanges[rows]).max()), *(signs.get(end, 0) for end in ends))
         goes_on = min(until.get(end, case.joined.end_ns) for end in ends)
@@ -145,7 +145,7 @@ def _overtaken(exchanges: Rows, rows: Ints, of: Sequence[Ints]) -> NDArray[np.bo
         known = mine[exchanges["data_ns"][mine] != NEVER]
         first = np.full(len(began), np.iinfo(np.int64).max)
         np.minimum.at(first, exchanges["src"][known], exchanges["data_ns"][known])
-        senders = np.unique(exchanges["src"][known])
+        senders = distinct(exchanges["src"][known])
         began[senders] = np.maximum(began[senders], first[senders])
     sent = exchanges["data_ns"][rows]
     overtaken: NDArray[np.bool_] = (sent != NEVER) & (sent < began[exchanges["src"][rows]])

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, distinct
 from dpuflow.schema.rows import Role, Wire
 
 if TYPE_CHECKING:
@@ -81,9 +81,8 @@ def told_ranks(joined: Joined, told: Sequence[Communicator]) -> Mapping[int, int
     columns = joined.columns
     entries = np.flatnonzero((columns["role"] == Role.GRANT) & (columns["wire"] == Wire.ROCE_WRITE))
     rows = Picked(joined.transfers, entries)
-    pairs = np.unique(np.stack([rows["dst"].astype(np.int64), rows["tag"].astype(np.int64)], axis=1), axis=0)
-    for end, rank in pairs.tolist():
-        named.setdefault(end, set()).add(rank)
+    for pair in distinct(rows["dst"].astype(np.int64) << 32 | rows["tag"]).tolist():
+        named.setdefault(pair >> 32, set()).add(pair & 0xFFFFFFFF)
     ranks = [rank for each in named.values() for rank in each]
     if len(named) < 2 or len(ranks) > len(named) or len(set(ranks)) < len(ranks):
         return {}

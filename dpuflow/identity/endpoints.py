@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.identity.communicators import told_ranks, unseen
 from dpuflow.schema.rows import NEVER, Role, Wire
 
@@ -53,8 +54,8 @@ def endpoint_ranks(
     found: dict[int, int] = {}
     hello = joined.transfers[np.flatnonzero(joined.columns["wire"] == Wire.OB1_HELLO)]
     hello = hello[hello["role"] == Role.CONTROL]
-    for endpoint in np.unique(hello["src"]).tolist():
-        claimed = np.unique(hello["sub"][hello["src"] == endpoint]).tolist()
+    for endpoint in distinct(hello["src"]).tolist():
+        claimed = distinct(hello["sub"][hello["src"] == endpoint]).tolist()
         if len(claimed) == 1:
             found[endpoint] = claimed[0]
     if len(set(found.values())) < len(found):

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, median_of
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schema.rows import NEVER, NONE32
 
@@ -247,8 +247,8 @@ def _ahead_ns(here: Mapping[tuple[int, int], Ints], there: Mapping[tuple[int, in
     found: list[tuple[float, int]] = []
     for side in (slice(None, None, 1), slice(None, None, -1)):
         apart = [b[side][: len(a)] - a[side][: len(b)] for a, b in common]
-        middle = int(np.median(np.concatenate([each - apart[0][0] for each in apart]))) + int(apart[0][0])
-        spread = float(np.median(np.abs(np.concatenate([each - middle for each in apart]))))
+        middle = int(median_of(np.concatenate([each - apart[0][0] for each in apart]))) + int(apart[0][0])
+        spread = float(median_of(np.abs(np.concatenate([each - middle for each in apart]))))
         found.append((spread, middle))
     return min(found)[1]
 
@@ -430,7 +430,7 @@ def _spread(a: Ints, b: Ints) -> float:
     if not seen.any():
         return 0.0
     apart = (a[:count] - b[:count])[seen]
-    return float(np.quantile(np.abs(apart - np.median(apart - apart[0]) - apart[0]), EXPLAINED))
+    return float(np.quantile(np.abs(apart - median_of(apart - apart[0]) - apart[0]), EXPLAINED))
 
 
 def _lay_beside(read: Read, other: Read) -> None:
@@ -449,7 +449,7 @@ def _lay_beside(read: Read, other: Read) -> None:
     if not seen.any():
         return
     apart = (began[0] - began[1])[seen]
-    by_ns = int(np.median(apart - apart[0])) + int(apart[0])
+    by_ns = int(median_of(apart - apart[0])) + int(apart[0])
     read.joined = shifted(read.joined, by_ns)
     read.exchanges = _moved(read.exchanges, by_ns)
     read.entries = build_entries(read.exchanges, read.instances)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import least_connected
-from dpuflow.arrays.ordering import cut_at
+from dpuflow.arrays.ordering import cut_at, distinct
 from dpuflow.schema.rows import ENDPOINT, FLOW, NEVER, NONE32, Pairing, Transport
 
 if TYPE_CHECKING:
@@ -279,7 +279,7 @@ def widen_local(captures: Sequence[CaptureTables], common: Common) -> None:
     """Count as local the other addresses that a capture shows with the source MAC of a local one."""
     for capture, (tables, rows) in enumerate(zip(captures, common.endpoint_rows, strict=True)):
         mac = tables.endpoints["mac"]
-        ports = np.unique(mac[np.isin(rows, common.local[capture])])
+        ports = distinct(mac[np.isin(rows, common.local[capture])])
         same = rows[np.isin(mac, ports[ports != 0])]
         common.local[capture] = sorted({*common.local[capture], *same.tolist()})
 

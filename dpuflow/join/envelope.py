@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
+
 if TYPE_CHECKING:
     Ints = np.typing.NDArray[np.int64]
     Floats = np.typing.NDArray[np.float64]
@@ -90,7 +92,7 @@ def fit_line(x_ns: Ints, y_ns: Ints, forward: np.typing.NDArray[np.bool_], drift
         dropped = bins - len(high) - len(low)
         if width >= 0.0 or 4 * dropped > bins:
             break
-        middle = (np.median(high) + np.median(low)) / 2
+        middle = (median_of(high) + median_of(low)) / 2
         few = 1 + dropped // 8  # more at a time as it becomes clear that it is not a handful
         if middle - high.min() > low.max() - middle:
             above = above.at(np.argsort(high)[few:])
@@ -158,7 +160,7 @@ def _slope_of_middles(above: _Cloud, below: _Cloud, span: float) -> float:
         return 0.0
     middle = (high[at] + low[at]) / 2
     i, j = np.triu_indices(len(at), 1)
-    slope = float(np.median((middle[j] - middle[i]) / ((at[j] - at[i]) * width)))
+    slope = float(median_of((middle[j] - middle[i]) / ((at[j] - at[i]) * width)))
     return min(max(slope, -MAX_DRIFT), MAX_DRIFT)
 
 
@@ -272,8 +274,8 @@ def _cuts(
     whole_ones = known[above[known] >= below[known]]  # a step within a window leaves no strip in it
     known = whole_ones if len(whole_ones) >= 3 else known
     above, below, middle = above[known], below[known], middle[known]
-    scatter = NOISE * float(np.median(np.abs(np.diff(above))) + np.median(np.abs(np.diff(below))))
-    usual = float(np.median(above - below))
+    scatter = NOISE * float(median_of(np.abs(np.diff(above))) + median_of(np.abs(np.diff(below))))
+    usual = float(median_of(above - below))
 
     def holds(first: int, stop: int) -> bool:
         at, high, low = middle[first:stop], above[first:stop], below[first:stop]
@@ -302,7 +304,7 @@ def _windows(time: Floats, count: int) -> tuple[Ints, Floats, Floats]:
     order = np.argsort(time, kind="stable")
     ordered = time[order]
     share = np.arange(len(time)) * count // len(time)
-    length = np.median(np.diff(ordered[np.searchsorted(share, np.arange(count))]))
+    length = median_of(np.diff(ordered[np.searchsorted(share, np.arange(count))]))
     number = np.cumsum(np.r_[False, (np.diff(share) > 0) | (np.diff(ordered) > 4 * length)])
     window = np.empty(len(time), np.int64)
     window[order] = number

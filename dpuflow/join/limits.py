@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.messages.cut_entries import NEEDED
 from dpuflow.schema.rows import Framing, MessageFlag, Role, Transport, Wire
 
@@ -49,7 +50,7 @@ def _not_captured(common: Common) -> list[str]:
     # Clients of a service are known by plain streams alone: they are no nodes of the job.
     plain = (flows["transport"] == Transport.TCP) & np.isin(flows["framing"], (Framing.NONE, Framing.UNKNOWN))
     flows = flows[~plain] if (~plain).any() else flows
-    ends = np.unique(np.concatenate([flows["src"], flows["dst"]]).astype(np.int64))
+    ends = distinct(np.concatenate([flows["src"], flows["dst"]]).astype(np.int64))
     return [address(common.endpoints[row]) for row in ends if row not in local]
 
 

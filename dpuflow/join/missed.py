@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.schema.rows import NEVER, MessageFlag, Seen, Wire
 from dpuflow.wire.headers import PSN_BITS
 
@@ -97,7 +98,7 @@ def _date_arrival(transfers: Rows, mine: NDArray[np.int64]) -> None:
     both = mine[stamped & ((transfers["seen"][mine] & Seen.AT_SENDER) != 0)]
     if stamped.all() or not len(both):
         return
-    way = int(np.median(transfers["arrived_end_ns"][both] - transfers["sent_end_ns"][both]))
+    way = int(median_of(transfers["arrived_end_ns"][both] - transfers["sent_end_ns"][both]))
     for k in np.flatnonzero(~stamped).tolist():
         row = transfers[mine[k]]
         for name in ("arrived_ns", "arrived_end_ns"):

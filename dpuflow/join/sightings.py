@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, is_in, median_of
 from dpuflow.schema.rows import NEVER, MessageFlag, Role, Transport, Wire
 from dpuflow.wire.headers import PSN_BITS
 
@@ -240,7 +241,7 @@ def _align(seen: Sightings, a: Ints, b: Ints) -> tuple[Ints, Ints]:
     """
     whole_round = np.int64(1) << ((PSN_BITS if seen.psn[a[0]] else 32) + REPEAT_BITS)
     (seq_a, times_a), (seq_b, times_b) = _numbered(seen.seq[a]), _numbered(seen.seq[b])
-    sample = np.unique(np.linspace(0, len(a) - 1, SAMPLE).astype(np.int64))
+    sample = distinct(np.linspace(0, len(a) - 1, SAMPLE).astype(np.int64))
     found: list[tuple[int, float, int]] = []  # hits, scatter, rounds
     low, high = int((seq_b[0] - seq_a[-1]) // whole_round), int((seq_b[-1] - seq_a[0]) // whole_round) + 1
     for rounds in range(low, high + 1):
@@ -250,10 +251,10 @@ def _align(seen: Sightings, a: Ints, b: Ints) -> tuple[Ints, Ints]:
             time = seen.first_ns[a[sample[hit]]]
             differ = (seen.first_ns[b[at[hit]]] - time).astype(np.float64)
             time = (time - time[0]).astype(np.float64)
-            differ -= np.median(differ)
+            differ -= median_of(differ)
             line = np.polynomial.Polynomial.fit(time, differ, 1) if time[-1] > time[0] else None
             rest = differ - line(time) if line is not None else differ
-            found.append((int(np.count_nonzero(hit)), float(np.median(np.abs(rest))), rounds))
+            found.append((int(np.count_nonzero(hit)), float(median_of(np.abs(rest))), rounds))
     most = max((f[0] for f in found), default=0)
     best = min((f for f in found if 2 * f[0] >= most), key=lambda f: f[1], default=None)
     if best is None:
@@ -298,11 +299,13 @@ def superseded_bursts(
     flow = seen.capture * np.int64(len(common.flows)) + seen.flow  # as its capture shows it
     value = seen.key * _ODD + seen.span  # wraps round: no more than a hash of both
     rank = near.astype(np.int64) * captures - seen.capture  # nearest the sender, then the first named
-    rank += np.where(np.isin(flow, flow[~burst]), 4 * captures, 0)  # who knows the framing first
+    framed = np.zeros(captures * len(common.flows), bool)
+    framed[flow[~burst]] = True
+    rank += np.where(framed[flow], 4 * captures, 0)  # who knows the framing first
     best = np.full(len(common.flows), np.iinfo(np.int64).min)
     np.maximum.at(best, seen.flow, rank)
     chosen = rank == best[seen.flow]
-    burst &= ~chosen & ~np.isin(value, value[chosen])
+    burst &= ~chosen & ~is_in(value, value[chosen])
     return burst
 
 

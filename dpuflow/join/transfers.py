@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, distinct, median_of
 from dpuflow.join.clockmap import ClockMap, Samples
 from dpuflow.join.clocks import tie_clocks
 from dpuflow.join.common import (
@@ -82,7 +82,7 @@ def join(captures: list[CaptureTables], *, clock: str = "auto") -> Joined:
     ties = find_ties(seen, order)
     _decide_local(captures, common, seen, ties)
     widen_local(captures, common)
-    meeting = [divmod(int(pair), len(captures)) for pair in np.unique(ties.pair)]
+    meeting = [divmod(int(pair), len(captures)) for pair in distinct(ties.pair)]
     empty = [c for c, t in enumerate(captures) if not len(t.messages)]
     samples = _samples(common, seen, ties)
     found = tie_clocks([t.info for t in captures], samples, clock, copies, meeting, empty)
@@ -168,7 +168,7 @@ def _nearer(seen: Sightings, ties: Ties, at: Ints) -> float:
     wait_ns = _wire_ns(seen, a, b)
     if min((seen.acked_ns - seen.last_ns)[each].min() for each in (a, b)) < 0:  # stamps are late
         return float(sum(densest(wait_ns))) / 2
-    return float(np.median(wait_ns))
+    return float(median_of(wait_ns))
 
 
 def _ahead(common: Common, seen: Sightings, ties: Ties, pair: int, ends: list[list[int]]) -> float:
@@ -186,7 +186,7 @@ def _ahead(common: Common, seen: Sightings, ties: Ties, pair: int, ends: list[li
 def _decide_local(captures: Sequence[CaptureTables], common: Common, seen: Sightings, ties: Ties) -> None:
     """Settle what the endpoints of one capture leave open, by ACK times and by packets seen twice."""
     count = len(captures)
-    pairs = [divmod(int(pair), count) for pair in np.unique(ties.pair)]
+    pairs = [divmod(int(pair), count) for pair in distinct(ties.pair)]
 
     def ahead_ns(x: int, y: int, ends: list[list[int]]) -> float:
         return _ahead(common, seen, ties, x * count + y, ends)
@@ -270,7 +270,7 @@ def _samples(common: Common, seen: Sightings, ties: Ties) -> list[Samples]:
         at = order[rows]
         flow = seen.flow[ties.a[at]]
         way = np.sign(near[x] - near[y])  # by flow: 1 from x to y, -1 back, 0 not known
-        for unknown in np.unique(flow[way[flow] == 0]):
+        for unknown in distinct(flow[way[flow] == 0]):
             way[unknown] = np.sign(_nearer(seen, ties, at[flow == unknown]))
         at, flow = at[way[flow] != 0], flow[way[flow] != 0]
         a, b, forward = ties.a[at], ties.b[at], way[flow] > 0
@@ -340,7 +340,7 @@ def _stamps(seen: Sightings, capture: int) -> Ints:
     """All stamps of a capture's messages, sorted."""
     rows = seen.of(capture)
     times = np.concatenate([seen.first_ns[rows], seen.last_ns[rows], seen.acked_ns[rows]])
-    return np.unique(times[times != NEVER])
+    return distinct(times[times != NEVER])
 
 
 def _to_reference(seen: Sightings, found: Clocks) -> None:
@@ -452,7 +452,7 @@ def _in_causal_order(transfers: Rows, slack_ns: int, asked: Bools) -> Rows:
     order = order[np.argsort(line[order], kind="stable")]
     line = line[order]
     swapped = (line[1:] == line[:-1]) & (sent[order[1:]] < sent[order[:-1]])
-    for each in np.unique(line[1:][swapped]):
+    for each in distinct(line[1:][swapped]):
         mine = order[np.searchsorted(line, each) : np.searchsorted(line, each, "right")]
         place = np.arange(len(mine))
         sent[mine] = np.minimum.accumulate((sent[mine] - place)[::-1])[::-1] + place

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import distinct, is_in
 from dpuflow.matching.model import MOST, Instance, Job
 from dpuflow.matching.recognise import mark_at_once
 from dpuflow.schema.rows import EXCHANGE, NEVER, NONE32, Op, Role, Wire
@@ -82,7 +83,7 @@ def build_collectives(job: Job) -> list[Instance]:
     streamed, unread = socket_instances(job, sent)
     instances.extend(streamed)
     bursts = _among_ranks(exchanges, np.flatnonzero(wire == Wire.TCP_BURST), instances)
-    instances.extend(repeated_instances(job, np.union1d(bursts, unread)))
+    instances.extend(repeated_instances(job, distinct(np.concatenate([bursts, unread]))))
     for communicator in _communicators(exchanges, np.flatnonzero(op == Op.SEND_RECV)):
         rounds, alone = rounds_of(job, communicator)
         instances.extend([*rounds, *_send_recv(exchanges, alone)])
@@ -97,10 +98,10 @@ def _among_ranks(exchanges: Rows, bursts: Ints, instances: Sequence[Instance]) -
     speaks with another such one: so clients speak with a service, over and over again, too."""
     whole = Counter(end for instance in instances if instance.complete for end in instance.order)
     ranks = [end for end, count in whole.items() if count >= FEWEST_WHOLE]
-    src, dst = (np.isin(exchanges[end][bursts], ranks) for end in ("src", "dst"))
+    src, dst = (is_in(exchanges[end][bursts], ranks) for end in ("src", "dst"))
     others = bursts[~src & ~dst]
-    peers = np.union1d(exchanges["src"][others], exchanges["dst"][others])
-    theirs = np.isin(np.where(src, exchanges["dst"][bursts], exchanges["src"][bursts]), peers)
+    peers = distinct([exchanges["src"][others], exchanges["dst"][others]])
+    theirs = is_in(np.where(src, exchanges["dst"][bursts], exchanges["src"][bursts]), peers)
     among: Ints = bursts[(src == dst) | theirs]
     return among
 
@@ -163,7 +164,7 @@ def count_untold(transfers: Rows | Picked, exchanges: Rows, instances: list[Inst
 def _unnamed(exchanges: Rows, op: NDArray[np.uint8], wire: NDArray[np.uint8]) -> list[Ints]:
     """Messages of connections that a library frames, but whose tags were not captured: what is connected."""
     tagged = np.flatnonzero((wire == Wire.TAGGED) | (wire == Wire.TAGGED_DONE))
-    named = np.unique(exchanges["connection"][tagged[op[tagged] != Op.UNKNOWN]])
+    named = distinct(exchanges["connection"][tagged[op[tagged] != Op.UNKNOWN]])
     mine = tagged[~np.isin(exchanges["connection"][tagged], named)]
     return _communicators(exchanges, mine) if len(mine) else []
 
@@ -179,13 +180,13 @@ def _communicators(exchanges: Rows, rows: Ints) -> list[Ints]:
     Communicators that were split from one parent share the context number, not the endpoints.
     """
     found: list[Ints] = []
-    for context in np.unique(exchanges["context"][rows]):
+    for context in distinct(exchanges["context"][rows]):
         mine = rows[exchanges["context"][rows] == context]
         src, dst = exchanges["src"][mine].astype(np.int64), exchanges["dst"][mine].astype(np.int64)
         pairs = np.unique(np.stack([src, dst], axis=1), axis=0).tolist()
         label = np.zeros(max(src.max(), dst.max()) + 1, np.int64)
         for number, edges in enumerate(connected(pairs, lambda pair: pair)):
-            label[np.unique(edges)] = number
+            label[distinct(edges)] = number
         found.extend(mine[label[src] == number] for number in range(label.max() + 1))
     return found
 

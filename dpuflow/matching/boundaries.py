@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.schema.rows import NEVER
 from dpuflow.wire.nccl import NCCL_STEPS
 
@@ -69,7 +70,7 @@ def times_of(exchanges: Rows, columns: Columns, pipes: Sequence[Pipe]) -> list[T
         starts, arrivals = columns.starts[pipe.rows], columns.arrivals[pipe.rows]
         sent, came = starts != NEVER, arrivals != NEVER
         both = sent & came
-        way = max(0, int(np.median((arrivals - starts)[both]))) if both.any() else 0
+        way = max(0, int(median_of((arrivals - starts)[both]))) if both.any() else 0
         starts = np.where(sent, starts, arrivals - way)
         arrivals = np.where(came, arrivals, starts + way)
         starts = np.maximum.accumulate(starts)
@@ -90,7 +91,7 @@ def cuts_of(pipes: Sequence[Pipe], times: Sequence[Times]) -> Cuts:
     last = _closed(starts[order], arrivals[order], src[order], dst[order], len(ends))
     closed = np.empty_like(last)
     closed[order] = last
-    marks = _far_apart(np.unique(closed), np.sort(starts), MOST_CUTS // len(pipes))
+    marks = _far_apart(distinct(closed), np.sort(starts), MOST_CUTS // len(pipes))
     at = np.zeros((len(marks) + 1, len(pipes)), np.int64)
     low = 0
     for number, count in enumerate(counts):
@@ -239,7 +240,7 @@ def ahead_of(sizes: Sequence[Ints], whole: Ints) -> Ints:
     A barrier's tree shares connections with the ring of what follows.
     """
     found = np.zeros(len(sizes), np.int64)
-    for n in np.unique(whole).tolist():
+    for n in distinct(whole).tolist():
         alike = np.flatnonzero(whole == n).tolist()
         known = min((sizes[k] for k in alike), key=len)
         for k in alike:

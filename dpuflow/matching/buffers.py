@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.schema.rows import NONE32, Op, Wire
 from dpuflow.wire.nccl import NCCL_STEPS
 
@@ -87,7 +88,7 @@ def buffers_of(transfers: Rows, exchanges: Rows) -> Mapping[int, Buffer]:
     )
     room = transfers["announces"][exchanges["grant"][rows]].astype(np.int64)
     rows, room = rows[room > 0], room[room > 0]
-    if set(np.unique(room).tolist()) <= {LL, LL128}:
+    if set(distinct(room).tolist()) <= {LL, LL128}:
         return DEFAULT
     four, eight = _rounds(transfers, exchanges, rows, room)
     steps = {size // 2 for size in four} or {size for size in eight if size not in CHUNKS}
@@ -121,7 +122,7 @@ def _rounds(transfers: Rows, exchanges: Rows, rows: Ints, room: Ints) -> tuple[s
     half = (count > NCCL_STEPS // 2) & (places == NCCL_STEPS // 2) & in_row
     whole = (count > NCCL_STEPS) & (places == NCCL_STEPS) & in_row
     four, eight = set(), set()
-    for size in np.unique(room[begins]).tolist():
+    for size in distinct(room[begins]).tolist():
         mine = room[begins] == size
         if 2 * half[mine].sum() > mine.sum():
             four.add(size)
@@ -197,6 +198,6 @@ def _parts(instance: Instance, exchanges: Rows, transfers: Rows) -> Ints | None:
     src = exchanges["src"][instance.rows].astype(np.int64)
     pairs = np.unique(np.stack([src, rank], axis=1), axis=0)
     # A rank is behind one adapter; and all of them are seen. Without a tag all would be rank 0.
-    if len(pairs) != instance.placement.ranks or len(np.unique(pairs[:, 1])) != instance.placement.ranks:
+    if len(pairs) != instance.placement.ranks or len(distinct(pairs[:, 1])) != instance.placement.ranks:
         return None
     return rank

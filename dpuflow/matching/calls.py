@@ -37,6 +37,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import median_of
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView, Placement
 from dpuflow.matching.parts import Transfers
 from dpuflow.matching.streams import edge_streams
@@ -102,7 +103,7 @@ def even(members: Sequence[Transfers]) -> tuple[list[Transfers], list[Transfers]
     least = min(len(each.rows) for each in members)
     if max(len(each.rows) for each in members) > least + 1:
         return list(members), []
-    first = np.median([each.start_ns[0] for each in members if len(each.rows) == least])
+    first = median_of([each.start_ns[0] for each in members if len(each.rows) == least])
     kept, cut = [], []
     for each in members:
         more = len(each.rows) - least
@@ -234,7 +235,7 @@ def stars(job: Job, lanes: Sequence[Transfers]) -> tuple[list[Instance], list[Tr
             continue
         _, op, own = each
         starts = [int(ways[one].start_ns[at[one]]) for one in own]
-        spans.append((float(np.median(starts)), min(starts)))
+        spans.append((float(median_of(starts)), min(starts)))
         rows = np.sort(np.concatenate([ways[one].rows[at[one]] for one in own]))
         whole = all(bool(ways[one].whole[at[one]]) for one in own)
         size, root = int(ways[edge].size[k]), ends.index(edge[0 if op == Op.SCATTER else 1])

@@ -139,8 +139,9 @@ def _understood(job: Job, parts: list[list[Lockstep]]) -> list[tuple[list[Lockst
         explained = _explained(instances)
         count = sum(int(each.bounds[-1] - each.bounds[0]) * len(each.pipes) for each in part)
         # The last operation may be cut off, where captures end or the job stopped: nothing is asked of it.
-        cut_off = 2 * explained > count and _all_but_the_last(part, instances)
-        if instances and (explained >= MOST * count or cut_off):
+        if instances and (
+            explained >= MOST * count or (2 * explained > count and _all_but_the_last(part, instances))
+        ):
             found.append((part, instances))
     return found
 

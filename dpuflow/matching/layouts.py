@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import in_a_row
+from dpuflow.arrays.ordering import median_of
 from dpuflow.matching.buffers import LINES_OF_8, RING, STEP
 from dpuflow.matching.lanes import Layout, View, grouped, unchanged
 from dpuflow.matching.model import MOST, RARE
@@ -500,7 +501,7 @@ def _heads(view: View, *, back: bool) -> list[int]:
     heads = [node for node in view.out if node not in view.into]
     if heads or not back:
         return heads
-    return [min(view.out, key=lambda node: int(np.median([x.starts[:, 0].min() for x in view.out[node]])))]
+    return [min(view.out, key=lambda node: int(median_of([x.starts[:, 0].min() for x in view.out[node]])))]
 
 
 def _passes(view: View, node: int, *, late: bool) -> bool:

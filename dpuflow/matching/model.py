@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.matching.buffers import DEFAULT
 from dpuflow.matching.streams import columns_of
 from dpuflow.schedules.graph import first_acts, free_ranks
@@ -77,7 +78,7 @@ class Job:
         """The job of those who exchanged ``rows``: without a capture of others they were seen as well."""
         if self.near is None:
             return self
-        ends = np.unique([self.exchanges["src"][rows], self.exchanges["dst"][rows]])
+        ends = distinct([self.exchanges["src"][rows], self.exchanges["dst"][rows]])
         return replace(self, near=None) if self.near.issuperset(ends.tolist()) else self
 
 

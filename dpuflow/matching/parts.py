@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import percentile
+from dpuflow.arrays.ordering import distinct, median_of, percentile
 from dpuflow.matching.buffers import CHUNKS, RING, STEP
 from dpuflow.matching.model import MOST, TWICE
 from dpuflow.schema.rows import NEVER
@@ -173,7 +173,7 @@ class Parts:
             # Good and Turing: what was not seen yet is as likely as what was seen once.
             strange += float(np.log2(total / max(1, sum(1 for count in known.values() if count == 1))))
             # A late stamp hides where a part ends; ones like the others would end there.
-            maybe = np.unique(np.concatenate([maybe, *(maybe + count for count, _ in often[:FEW])]))
+            maybe = distinct(np.concatenate([maybe, *(maybe + count for count, _ in often[:FEW])]))
         places = np.append(maybe[maybe < len(self.rows)], len(self.rows))
         self.begins = self._likeliest(places, begins, inside, at_once, shapes, strange)
 
@@ -198,7 +198,7 @@ class Parts:
         self.slots = max(LEAST, int(at_once[maybe].max(initial=1)))
         apart = np.diff(grants)
         later = apart[apart > 0]
-        posted = float(np.median(np.sort(later)[: max(1, len(apart) // 4)])) if len(later) else 0.0
+        posted = float(median_of(np.sort(later)[: max(1, len(apart) // 4)])) if len(later) else 0.0
         # Who waits for a slot sends as soon as it is given back, not when it calls again.
         blocked = self.idle <= PACE * (self.arrivals - self.starts)
         begins, inside = np.full(count, HIDDEN), np.zeros(count)
@@ -206,7 +206,7 @@ class Parts:
             if not blocked[at]:
                 begins[at], inside[at] = 0.0, SURE
                 continue
-            together = seen > 1 and np.median(apart[at : at + seen - 1]) <= PACE * posted
+            together = seen > 1 and median_of(apart[at : at + seen - 1]) <= PACE * posted
             begins[at], inside[at] = (0.0, PLAIN) if together else (1.0, 1.0)
         begins[unknown], inside[unknown] = 1.0, 1.0
         inside[grown] = np.inf

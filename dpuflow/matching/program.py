@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.matching.recognise import ELEMENT_BYTES, MOST_RANKS, VARIED, expected_edges, whole_size
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
@@ -100,7 +101,7 @@ class _Program:
         picked, columns = job.exchanges[rows], job.columns
         self.processes = processes
         if processes is None:
-            self.order = job.ordered(np.unique(np.stack([picked["src"], picked["dst"]])).tolist())
+            self.order = job.ordered(distinct(np.stack([picked["src"], picked["dst"]])).tolist())
             place = {end: number for number, end in enumerate(self.order)}
             self.src = [place[end] for end in picked["src"].tolist()]
             self.dst = [place[end] for end in picked["dst"].tolist()]
@@ -449,7 +450,7 @@ def composed(exchanges: Rows, instances: Sequence[Instance]) -> list[Instance]:
             for k, then in pairwise(pairs)
             for since, until in _pauses(exchanges, chain[k + 1], chain[then]).values()
         ]
-        at_once = own and others and np.quantile(own, RARE) <= RARE * np.median(others)
+        at_once = own and others and np.quantile(own, RARE) <= RARE * median_of(others)
         for k in reversed(pairs):
             a, b = chain[k : k + 2]
             apart = [replace(a, alike=(*a.alike, op)), replace(b, alike=(*b.alike, op))]

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.schema.rows import NEVER, Op, Wire
 
@@ -173,7 +174,7 @@ class _Pattern:
         free = self._free(cuts, by_pause=not sends)
         found = []
         for (a, b), unasked in zip(cuts, free, strict=True):
-            members = np.unique(np.concatenate([self.src[a:b], self.dst[a:b]])).tolist()
+            members = distinct(np.concatenate([self.src[a:b], self.dst[a:b]])).tolist()
             members.sort(key=lambda rank: int(position[self.ends[rank]]))
             order = [int(self.ends[rank]) for rank in members]
             places = frozenset(place for place, rank in enumerate(members) if rank in unasked)
@@ -317,7 +318,7 @@ class _Pattern:
         )
         parts = np.split(places[np.argsort(which, kind="stable")], np.cumsum(times)[:-1])
         usual = [parts[k] for k in np.argsort(first).tolist() if times[k] >= MOST * blocks]
-        usual.sort(key=lambda found: -float(np.median(self.sent[found] - self.busy[found - 1])))
+        usual.sort(key=lambda found: -float(median_of(self.sent[found] - self.busy[found - 1])))
         enough = self._overall(chains) - WORSE
         best, finer = chains, chains
         for found in usual[:AHEAD]:

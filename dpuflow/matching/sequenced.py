@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import spans
+from dpuflow.arrays.ordering import distinct, spans
 from dpuflow.framing import MPI_SCAN_TAGS
 from dpuflow.matching.hypotheses import SAMPLE, Proposer
 from dpuflow.matching.model import MOST, TWICE, Instance, InstanceView, placed
@@ -261,7 +261,7 @@ class _Segmenter:
         # Later pauses may be longer; yet a few messages may be all that a collective lacks here.
         early = np.argsort(-pause[1 : 1 + EARLY * len(self.endpoints)], kind="stable")[: tries // 2] + 1
         found = {(0,) * len(at): np.zeros(len(at), np.int64)}
-        for place in np.unique(np.concatenate([first, longest, early])).tolist():
+        for place in distinct(np.concatenate([first, longest, early])).tolist():
             beginning = np.bincount(lanes[:place], minlength=len(at))
             found.setdefault(tuple(beginning.tolist()), beginning)
         return sorted(found.values(), key=lambda beginning: int(beginning.sum()))

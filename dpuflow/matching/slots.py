@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import is_in
 from dpuflow.matching.buffers import DEFAULT, RING_SLOT, STEP_SLOT
 from dpuflow.matching.model import MOST
 from dpuflow.wire.nccl import NCCL_STEPS
@@ -32,7 +33,7 @@ def whole_slots(exchanges: Rows, announced: Ints, granted_at: Ints) -> Ints:
     order = np.lexsort((exchanges["order"][rows], line))
     rows, line = rows[order], line[order]
     taken = np.cumsum(np.where(announced[rows] == RING_SLOT, 2, 1))
-    some = np.flatnonzero(~np.isin(announced[rows], list(DEFAULT)))
+    some = np.flatnonzero(~is_in(announced[rows], list(DEFAULT)))
     if not len(some):
         return found
     rows, line, taken = rows[some], line[some], taken[some]

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -138,7 +139,7 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
             both = np.concatenate([rows, taken])
             both = both[np.argsort(exchanges["order"][both], kind="stable")]
             along = np.unwrap(exchanges["sub"][both].astype(np.int64), period=_NUMBERS).astype(np.int64)
-            whole = len(np.unique(along)) == len(along)  # else they began anew
+            whole = len(distinct(along)) == len(along)  # else they began anew
         else:
             number = np.arange(len(rows))
         if whole:
@@ -160,7 +161,7 @@ def numbered_streams(exchanges: Rows, streams: Streams) -> dict[Op, Streams]:
         hole[last] = False
         own[hole] = HOLE
         whose[last] = ops
-        for op in np.unique(whose).tolist():
+        for op in distinct(whose).tolist():
             found.setdefault(Op(op), []).append((edge, own[whose == op]))
     return {op: Streams.of(parts) for op, parts in found.items()}
 
@@ -171,7 +172,7 @@ def _others(exchanges: Rows, streams: Streams) -> dict[Edge, Ints]:
     here[streams.rows] = True
     rows = np.flatnonzero(~here & has_numbers(exchanges, np.arange(len(exchanges))))
     for name in ("context", "connection"):
-        rows = rows[np.isin(exchanges[name][rows], np.unique(exchanges[name][here]))]
+        rows = rows[np.isin(exchanges[name][rows], distinct(exchanges[name][here]))]
     if not len(rows):
         return {}
     return {edge: mine for edge, mine in edge_streams(exchanges, rows).left() if edge in streams.number}

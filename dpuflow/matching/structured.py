@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import connected, in_a_row, least_connected
-from dpuflow.arrays.ordering import classes, numbered, order_within, spans
+from dpuflow.arrays.ordering import classes, distinct, median_of, numbered, order_within, spans
 from dpuflow.arrays.stretches import Covered
 from dpuflow.matching.calls import all_to_all, at_all, calls_over_rails, cliques, even, is_call, rounds, stars
 from dpuflow.matching.credited import connections_of, credited_instances
@@ -155,7 +155,7 @@ def without_answers(columns: Columns, exchanges: Rows, instances: Sequence[Insta
                 for i, out in zip(order, ways, strict=True)
             ]
         )
-        at_once = np.median(gaps[gaps > 0]) <= RARE * np.median(begin[1:] - end[:-1])
+        at_once = median_of(gaps[gaps > 0]) <= RARE * median_of(begin[1:] - end[:-1])
         if at_once or TWICE * _scatter((sent - came)[1:][told]) < _scatter((sent[1:] - end[:-1])[told]):
             return [
                 replace(i, alike=(*i.alike, Op.ALL_REDUCE),
@@ -170,7 +170,7 @@ _FAR: Final = np.iinfo(np.int64).max
 
 def _scatter(values: Ints) -> float:
     """Median distance from the median, ns; 0 of no values."""
-    return float(np.median(np.abs(values - np.median(values)))) if len(values) else 0.0
+    return float(median_of(np.abs(values - median_of(values)))) if len(values) else 0.0
 
 
 def _channels(exchanges: Rows, dealt: Ints, at: Ints, end: Ints) -> list[Streams]:
@@ -341,7 +341,7 @@ def _cut_alike(by: Mapping[Edge, Sequence[Parts]], known: Counter[tuple[int, int
             told = zip(cuts, lanes, strict=False)
             if cuts and all((np.diff(cut) > 0).all() for cut, lane in told if lane in busiest):
                 for lane, cut in zip(lanes, cuts, strict=True):
-                    lane.begins, lane.turns = np.unique(cut), np.flatnonzero(np.diff(cut))
+                    lane.begins, lane.turns = distinct(cut), np.flatnonzero(np.diff(cut))
                     lane.close(known)
                 break
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import median_of
 from dpuflow.framing import MPI_NONBLOCKING
 from dpuflow.matching.model import Instance, placed
 from dpuflow.matching.recognise import Match, matches, whole_size
@@ -306,6 +307,6 @@ def _habits(exchanges: Rows, components: Sequence[Sequence[Cell]], near: frozens
                 ahead = np.arange(1, len(mine) + 1) - np.searchsorted(np.sort(heard), mine)
                 of.setdefault(end, []).append(int(ahead.max(initial=0)))
     return {
-        shape: {end: round(float(np.median(numbers))) for end, numbers in of.items()}
+        shape: {end: round(float(median_of(numbers))) for end, numbers in of.items()}
         for shape, of in counts.items()
     }

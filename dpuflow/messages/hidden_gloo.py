@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.framing import GLOO_PREAMBLE
 from dpuflow.messages.stretches import Part, Slot, stretches
 from dpuflow.schema.rows import Framing, Role, Wire
@@ -148,7 +149,7 @@ class GlooConnection:
             alike, which = np.unique(np.stack([op, length]), axis=1, return_inverse=True)
             for k in range(alike.shape[1]):
                 same = which.reshape(-1) == k
-                usual = int(np.median(number[same]))
+                usual = int(median_of(number[same]))
                 self.usual[way][int(alike[0, k]), int(alike[1, k])] = usual
                 self._watch(same & (number < usual))
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.framing import NCCL_SIZE
 from dpuflow.messages.stretches import Part, stretches
 from dpuflow.schema.rows import Framing, Role, Wire
@@ -38,7 +39,7 @@ _APART: Final = 1 << 52
 def resolve_nccl(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndarray], solved: Solved) -> None:
     """As ``hidden_gloo.resolve_gloo``, for the data of NCCL's sockets."""
     data = (rows["wire"] == Wire.NCCL_DATA) & (rows["role"] == Role.DATA)
-    sending = np.unique(rows["flow"][data])
+    sending = distinct(rows["flow"][data])
     mine = {
         int(f): orders[int(f)] for f in sending if flows["framing"][f] == Framing.NCCL and int(f) in orders
     }

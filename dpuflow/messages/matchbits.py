@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.framing import MPI_TAG, OFI_DELIVERED
 from dpuflow.kernels.tcp_state import KNOWN_MATCH
 from dpuflow.messages.ob1 import Names, link
@@ -133,7 +134,7 @@ def _name(rows: Rows, mine: Ints, read: _Read) -> None:
     # Nothing is reduced of nothing: a barrier may be made of an all_reduce's steps.
     steps = op == Op.ALL_REDUCE
     size = np.maximum(rows["bytes"], rows["announces"])[mine]
-    full = np.unique(read.communicator[steps & (size > 0)])
+    full = distinct(read.communicator[steps & (size > 0)])
     op[steps & ~np.isin(read.communicator, full)] = int(Op.BARRIER)
     rows["op"][mine] = op
     rows["context"][mine] = read.communicator.astype(np.uint32)
@@ -216,7 +217,7 @@ def _in_turn(rows: Rows, parent: Ints, way: Ints, sources: Ints, users: Ints, ki
     """
     when = rows["first_ns"]
     sources = sources[~np.isin(sources, parent[kin])]
-    for each in np.unique(way[users]).tolist():
+    for each in distinct(way[users]).tolist():
         mine, free = users[way[users] == each], sources[way[sources] == each]
         mine, free = (some[np.argsort(when[some], kind="stable")] for some in (mine, free))
         if len(mine) == len(free):

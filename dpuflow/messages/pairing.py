@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple, overload
 
 import numpy as np
 
-from dpuflow.arrays.ordering import spans
+from dpuflow.arrays.ordering import distinct, spans
 from dpuflow.schema.rows import NONE32, Pairing, Transport, Wire
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ class Pairs:
         size = old + np.bincount(way, minlength=len(old))
         width = np.where(self._opposite >= 0, size[self._opposite], 0)  # candidates of each direction's flows
         wanted = int((size * width).sum())
-        touched = np.unique(np.concatenate([way, self._opposite[way]]))
+        touched = distinct(np.concatenate([way, self._opposite[way]]))
         touched = touched[touched >= 0]
         whole = not known or wanted > MOST_SCORES or len(self.conflicts) > 2 * wanted
         if whole:
@@ -166,7 +166,7 @@ class Pairs:
         total = len(self.conflicts)
         if total + int(width[way].sum()) > MOST_SCORES:
             width = width.copy()
-            for each in np.unique(way).tolist():
+            for each in distinct(way).tolist():
                 if total + size[each] * width[each] > MOST_SCORES:
                     width[each] = 0
                 total += int(size[each] * width[each])
@@ -289,7 +289,7 @@ class Pairs:
     def _read_datagrams(self, flows: Rows, messages: Rows) -> None:
         """Learn the source QPs of datagram flows that have a single one."""
         sent = messages[messages["wire"] == Wire.ROCE_DATAGRAM]
-        both = np.unique(sent["flow"].astype(np.int64) << 32 | sent["sub"])
+        both = distinct(sent["flow"].astype(np.int64) << 32 | sent["sub"])
         named, first, times = np.unique(both >> 32, return_index=True, return_counts=True)
         for flow, source in zip(named[times == 1], both[first[times == 1]] & NONE32, strict=False):
             key = (int(flows["src"][flow]), int(flows["dst"][flow]), int(flows["dest_qp"][flow]))

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct
 from dpuflow.join.common import number_connections
 from dpuflow.schema.rows import Transport, Wire
 
@@ -74,10 +75,10 @@ def client_connections(joined: Joined, exchanges: Rows, instances: Sequence[Inst
 def _plain(joined: Joined, exchanges: Rows, instances: Sequence[Instance]) -> frozenset[int]:
     """Connections that carry bursts alone, none of which is part of a collective."""
     wire, of = joined.columns["wire"], joined.columns["connection"]
-    bursts = np.unique(of[wire == Wire.TCP_BURST])
+    bursts = distinct(of[wire == Wire.TCP_BURST])
     if not len(bursts):
         return frozenset()
-    other = np.unique(of[(wire != Wire.TCP_BURST) & np.isin(of, bursts)])
+    other = distinct(of[(wire != Wire.TCP_BURST) & np.isin(of, bursts)])
     rows = [instance.rows for instance in instances]
-    used = np.unique(exchanges["connection"][np.concatenate(rows)]) if rows else other
+    used = distinct(exchanges["connection"][np.concatenate(rows)]) if rows else other
     return frozenset(np.setdiff1d(np.setdiff1d(bursts, other), used).tolist())

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 
+from dpuflow.arrays.ordering import median_of
 from dpuflow.requests.connections import client_connections
 from dpuflow.schema.rows import NEVER, MessageFlag, Wire
 
@@ -148,7 +149,7 @@ def _shared(
             continue
         after = np.searchsorted(down, asked)
         across = times[down[after]] - times[down[after - 1]]
-        usual = np.median(np.diff(times[down]))
+        usual = median_of(np.diff(times[down]))
         found[number] = np.mean(across <= usual) > HALF
     return found
 
@@ -252,6 +253,6 @@ def _held(bursts: Rows, asking: NDArray[np.bool_], down: NDArray[np.bool_]) -> I
     took, longer = over - bursts["sent_ns"], np.zeros(len(bursts), np.int64)
     for part in (asking, acked):
         sound, hit = part & ~again, part & again
-        usual = int(np.median(took[sound])) if sound.any() else 0
+        usual = int(median_of(took[sound])) if sound.any() else 0
         longer[hit] = np.maximum(took[hit] - usual, 0)
     return np.stack([over - longer, over])

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places, cut_at, first_alike, numbered, order_within, spans
+from dpuflow.arrays.ordering import Places, cut_at, first_alike, is_in, numbered, order_within, spans
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
 from dpuflow.verdicts.links import SLOW_FACTOR
 from dpuflow.verdicts.pages import (
@@ -475,5 +475,5 @@ def _named(transfers: Found) -> Found:
     table = transfers.table.copy()
     way, back = (table[a] << 32 | table[b] for a, b in (("src", "dst"), ("dst", "src")))
     waited = table["idle_ns"] != NEVER
-    table["cache"] = np.isin(way, way[waited & ~np.isin(back, way)])
+    table["cache"] = is_in(way, way[waited & ~is_in(back, way)])
     return Found(table, transfers.rows)

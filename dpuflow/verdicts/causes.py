@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, key_numbers
+from dpuflow.arrays.ordering import classes, distinct, key_numbers, median_of
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.entries.rows import FEWEST
 from dpuflow.schema.rows import NEVER, Op
@@ -193,7 +193,7 @@ def _left(entries: Entries, last: Ints, kin: Ints) -> Ints:
     going on beside it (buckets of gradients), all of its ranks compare by their own group's last, ``kin``.
     """
     seen = (last >= 0) & (entries.enter_ns != NEVER)
-    beside = np.unique(entries.collective[seen & (entries.leave_ns[last] > entries.enter_ns)])
+    beside = distinct(entries.collective[seen & (entries.leave_ns[last] > entries.enter_ns)])
     usable = (kin >= 0) & (entries.leave_ns[kin] <= entries.enter_ns)
     return np.where(np.isin(entries.collective, beside) & usable, kin, last)
 
@@ -241,10 +241,10 @@ def _against_usual(
         peers &= entries.endpoint != entries.endpoint[mine[0]]
         alone, held = most[free & peers], most[known & peers & by_credit & least[mine].any()]
         if len(alone) >= FEWEST:
-            beyond = own[mine] - round(float(np.median(alone)))
+            beyond = own[mine] - round(float(median_of(alone)))
             out[mine] = np.where(least[mine], np.maximum(excess[mine], beyond), beyond)
             # Of several peers a single one that is told may be late as well.
-            lone = peers_of[mine[0]] > 1 and len(np.unique(entries.endpoint[free & peers])) < 2
+            lone = peers_of[mine[0]] > 1 and len(distinct(entries.endpoint[free & peers])) < 2
             usual[mine] = BY_PEER if lone else BY_PEERS
         elif len(held):
             beyond = np.maximum(excess[mine], own[mine] - int(held.min()))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import percentile
+from dpuflow.arrays.ordering import distinct, is_in, median_of, percentile
 from dpuflow.entries import BEYOND, ONE_SIDED
 from dpuflow.schema.rows import NEVER
 
@@ -58,7 +58,7 @@ def scatter_of_steps(values: Floats) -> float:
     """One standard deviation, by the steps from one value to the next: a level that changes is no scatter."""
     if len(values) < 2:
         return 0.0
-    return float(np.median(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
+    return float(median_of(np.abs(np.diff(values)))) / (QUARTER_IN_SIGMAS * 2**0.5)
 
 
 def is_habit(amount_ns: Ints, span_ns: int) -> bool:
@@ -82,7 +82,7 @@ def in_rhythm(late: Bools) -> bool:
     come in every unit.
     """
     gaps = np.diff(np.flatnonzero(late))
-    middle = float(np.median(gaps)) if len(gaps) >= FEWEST_GAPS else 0.0
+    middle = float(median_of(gaps)) if len(gaps) >= FEWEST_GAPS else 0.0
     return middle >= 2 and float((np.abs(gaps - middle) <= middle / 4).mean()) >= USUAL_SHARE
 
 
@@ -116,7 +116,7 @@ def usual_excess(excess_ns: Ints, later_ns: Ints) -> int:
     """
     if len(excess_ns) < FEWEST or percentile(excess_ns, 100 * (1 - USUAL_SHARE)) <= 0:
         return 0
-    return max(round(float(np.median(later_ns))), 0)
+    return max(round(float(median_of(later_ns))), 0)
 
 
 def onset_of(excess_ns: Ints, sigma_ns: float, ranks: int = 1) -> int | None:
@@ -143,7 +143,7 @@ def onset_of(excess_ns: Ints, sigma_ns: float, ranks: int = 1) -> int | None:
     price = 1.5 * np.log(n) - (np.log(cuts / n) + np.log(1 - cuts / n)) / 2
     at = int(np.argmin(apart))
     best, gain = int(cuts[at]), n * np.log(alone / max(apart[at], floor)) - price[at]
-    half = float(np.median(values[best:])) / 2
+    half = float(median_of(values[best:])) / 2
     more = values > half
     often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n * ranks)
     rises = gain > 0 and often > 0 and half > sigma_ns
@@ -184,7 +184,7 @@ def _binomial(hits: Bools) -> float:
 
 
 def _scatter(values: Floats) -> float:
-    return float(np.abs(values - np.median(values)).sum())
+    return float(np.abs(values - median_of(values)).sum())
 
 
 TILTS: Final = 2.0 ** np.arange(-4, 6)
@@ -274,7 +274,7 @@ def incidents_of(
     summed = np.zeros(pairs.shape[1], np.int64)
     np.add.at(summed, first.ravel(), amount)
     apart = _standing_out(pairs[1], pairs[0], summed)
-    others = amount[~np.isin(rank, list(apart))]
+    others = amount[~is_in(rank, list(apart))]
     critical = 0 < CRITICAL_SHARE * span_ns <= others.sum()
     found = {}
     for each, mine in amounts_ns.items():
@@ -296,9 +296,9 @@ def _standing_out(unit: Ints, rank: Ints, amount_ns: Ints) -> set[int]:
     that stands out most is set aside, and the others are asked again; all share the level ``CHANCE``.
     """
     found: set[int] = set()
-    left, ranks = np.ones(len(rank), bool), len(np.unique(rank))
+    left, ranks = np.ones(len(rank), bool), len(distinct(rank))
     while True:
-        late = np.unique(rank[left & (amount_ns > 0)]).tolist()
+        late = distinct(rank[left & (amount_ns > 0)]).tolist()
         chance = {each: _dealt(unit[left], rank[left] == each, amount_ns[left]) for each in late}
         first = min(late, key=chance.__getitem__, default=None)
         if first is None or ranks * chance[first] >= CHANCE:

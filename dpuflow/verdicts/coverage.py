@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, classes, numbered
+from dpuflow.arrays.ordering import Picked, classes, distinct, median_of, numbered
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, ONE_SIDED, gpus_within
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
@@ -102,7 +102,7 @@ def coverage_of(
         # As many more as the bytes that nobody recognised would make, up to none recognised but these.
         total = round(len(rows) / max(1 - unread.get(endpoint, 0.0), SMALLEST))
         inside = step[rows][step[rows] >= 0]
-        steps = len(np.unique(inside)) if 2 * len(inside) > len(rows) else len(rows)
+        steps = len(distinct(inside)) if 2 * len(inside) > len(rows) else len(rows)
         hidden = _hidden_ns(rows, evidence, places[rows])
         hidden = np.where(several[rows], HIDDEN, hidden + queued[rows])
         # A slow stage is so for each microbatch.
@@ -228,7 +228,7 @@ def _mostly_told(judgement: Judgement, told: Coverage, evidence: Evidence, alike
     relative, own = evidence.relative, evidence.own
     rows = evidence.entries.of[judgement.endpoint]
     amount, most = own.amount_ns[rows], own.most_ns[rows]
-    usual = float(np.median(amount[amount > 0])) if (amount > 0).any() else 0.0
+    usual = float(median_of(amount[amount > 0])) if (amount > 0).any() else 0.0
     usual = max([usual, *judgement.usual_ns.values()])
     bound = relative.bound[rows]
     says = (amount > 0) | (bound == EXACT) | (bound == AT_LEAST)
@@ -319,9 +319,9 @@ def _guilty(late: Ints, reading: Floats, evidence: Evidence, judgement: Judgemen
     rows = late[known & exact & (relative.error_ns[late] > 0)]
     clocks = 1.0
     if len(rows):
-        usual = float(np.median(relative.lateness_ns[late][known]))
-        error = float(np.median(relative.error_ns[rows])) / sqrt(len(rows))
-        error = max(error, float(np.median(evidence.entries.margins.clock_ns[rows])))
+        usual = float(median_of(relative.lateness_ns[late][known]))
+        error = float(median_of(relative.error_ns[rows])) / sqrt(len(rows))
+        error = max(error, float(median_of(evidence.entries.margins.clock_ns[rows])))
         clocks = 0.5 * erfc(-INTERVAL_IN_SIGMAS * usual / error / sqrt(2))
     misread = MISREAD * (1 - float(reading[late].mean()))
     return MOST * (1 - misread) * (1 - bounded * (1 - BOUNDED)) * clocks

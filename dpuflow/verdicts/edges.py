@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, median_of
 from dpuflow.entries import Rule
 from dpuflow.entries.handover import is_gloo
 from dpuflow.results import Edge
@@ -64,7 +64,7 @@ def measure_edges(
                 # Entries cancel in the sum, which leaves both delays.
                 delays = there.lead_ns[one] + back.lead_ns[two]
                 value = 0.5 * (there.lead_ns[one] - back.lead_ns[two])
-                found.append(_measured(a, b, common, value, max(float(np.median(delays)), 0.0) / 2))
+                found.append(_measured(a, b, common, value, max(float(median_of(delays)), 0.0) / 2))
                 continue
         view, start, end = (there, a, b) if there is not None else (back, b, a)
         assert view is not None
@@ -93,7 +93,7 @@ def disagreements(joined: Joined, edges: Sequence[Measured], entries: Entries) -
         if not len(at):
             continue
         lead = entries.enter_ns[end[two[at]]] - entries.enter_ns[start[one[at]]]
-        off = float(np.median(lead - value[of]))
+        off = float(median_of(lead - value[of]))
         if abs(off) > edge.error_ns + sum(clocks):
             names = [joined.captures[own[end]].vantage for end in ends]
             told.append(
@@ -198,13 +198,13 @@ def _measured(
 ) -> Measured:
     """``delay``: how much of the delay may be uneven, ns."""
     error = None if delay is None else round(delay + _error_of_median(value))
-    edge = Edge(start, end, len(value), round(float(np.median(value))), error)
+    edge = Edge(start, end, len(value), round(float(median_of(value))), error)
     return Measured(edge, collective, value)
 
 
 def _error_of_median(value: NDArray[np.floating]) -> float:
     """Half of the 95 % interval of a median (of a normal sample: sigma times the root of pi / 2n)."""
-    spread = float(np.median(np.abs(value - np.median(value)))) / QUARTER_IN_SIGMAS
+    spread = float(median_of(np.abs(value - median_of(value)))) / QUARTER_IN_SIGMAS
     return INTERVAL_IN_SIGMAS * spread * float(np.sqrt(np.pi / 2 / len(value)))
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, percentiles
+from dpuflow.arrays.ordering import classes, distinct, median_of, percentiles
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others, latest_two
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import BY_PEERS, CAUSES, COMPUTE, NONE, UNKNOWN
@@ -98,15 +98,15 @@ def sigmas_of(entries: Entries, values: Floats, usable: Bools, of_row: Ints) -> 
     fault shows on one side only), taken as the median over ranks.
     """
     sigma, floor = np.zeros(len(values)), np.zeros(len(values))
-    for each in np.unique(of_row):
+    for each in distinct(of_row):
         whole = of_row == each
         mine = whole & usable
         rows = np.flatnonzero(mine)
         scatter = [scatter_of(values[rows[places]]) for places in classes(entries.endpoint[rows])]
         reactions = entries.reaction_ns[mine]
         reactions = reactions[reactions != NEVER]
-        floor[whole] = float(np.median(reactions)) if len(reactions) else 0.0
-        sigma[whole] = float(np.median(scatter)) if scatter else 0.0
+        floor[whole] = float(median_of(reactions)) if len(reactions) else 0.0
+        sigma[whole] = float(median_of(scatter)) if scatter else 0.0
     return sigma, floor
 
 
@@ -114,7 +114,7 @@ def reactions_apart(entries: Entries, usable: Bools, of_row: Ints) -> Floats:
     """Per row how far quartiles of its group's reactions in mid-operation lie apart, or how long these
     usually take, if that is less, ns; 0 without any."""
     apart = np.zeros(len(of_row))
-    for each in np.unique(of_row):
+    for each in distinct(of_row):
         reactions = entries.reaction_ns[(of_row == each) & usable & (entries.reaction_ns != NEVER)]
         if len(reactions):
             low, middle, high = percentiles(reactions, (25, 50, 75))

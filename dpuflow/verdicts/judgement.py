@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import percentile
+from dpuflow.arrays.ordering import distinct, is_in, median_of, percentile
 from dpuflow.entries import AT_LEAST, EXACT
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.causes import CAUSES, COMPUTE, HOST, NONE, UNKNOWN
@@ -67,11 +67,11 @@ def amount_of(lateness_ns: Ints, lower: Bools, error_ns: Ints) -> Amount:
 
     The median is exact where it would move by no more than its error if these had been endlessly late.
     """
-    median = float(np.median(lateness_ns)) if len(lateness_ns) else 0.0
+    median = float(median_of(lateness_ns)) if len(lateness_ns) else 0.0
     if median <= 0:
         return Amount()
-    highest = float(np.median(np.where(lower, np.inf, lateness_ns)))
-    error = float(np.median(error_ns[~lower])) if not lower.all() else 0.0
+    highest = float(median_of(np.where(lower, np.inf, lateness_ns)))
+    error = float(median_of(error_ns[~lower])) if not lower.all() else 0.0
     bound: Literal["exact", "at_least"] = "exact" if highest <= median + error else "at_least"
     return Amount(int(median), int(lateness_ns.max()), bound)
 
@@ -167,7 +167,7 @@ def _units(evidence: Evidence, rows: Mapping[int, Ints]) -> tuple[dict[int, Unit
     instances, entries = evidence.instances, evidence.entries
     kind = kinds_of(instances, evidence.group)
     step = evidence.step
-    if len(np.unique(kind)) == 1:  # then pauses alone part steps, and lateness makes some
+    if len(distinct(kind)) == 1:  # then pauses alone part steps, and lateness makes some
         step = np.full(len(step), -1)
     units = {e: units_of(mine, entries, evidence.own, step, kind) for e, mine in rows.items()}
     job = {e: number for number, members in enumerate(jobs(instances)) for e in members}
@@ -223,21 +223,21 @@ def _judge_one(
     # By how much is told as its entries tell it: no row of a result may claim more than these.
     claimed = relative if evidence.claimed is None else evidence.claimed
     lower = claimed.bound[rows] != EXACT
-    lateness = np.where(np.isin(claimed.bound[rows], (EXACT, AT_LEAST)), claimed.lateness_ns[rows], 0)
+    lateness = np.where(is_in(claimed.bound[rows], (EXACT, AT_LEAST)), claimed.lateness_ns[rows], 0)
     said = _persistence_of(endpoint, acts, units, evidence, world)
     unproved = not len(units.rows) and bool(late.any())  # it comes late, nothing shows how long it worked
     if unproved:
         said = said._replace(verdict="unknown")
     excused = int(own.open_ns[units.rows].sum()) > int(own.amount_ns[units.rows].sum())
     why = "not_told" if unproved else "excused" if excused else "incidents"
-    blamed = np.union1d(rows[late], units.rows[own.amount_ns[units.rows] > 0])
+    blamed = distinct(np.concatenate([rows[late], units.rows[own.amount_ns[units.rows] > 0]]))
     told = np.bincount(causes.cause[blamed], minlength=len(CAUSES))
     return Judgement(
         endpoint,
         collectives=len(rows),
         late_share=float(late.mean()) if len(rows) else 0.0,
         last_share=float(charges.last[rows].mean()) if len(rows) else 0.0,
-        median_ns=int(np.median(lateness)) if len(rows) else 0,
+        median_ns=int(median_of(lateness)) if len(rows) else 0,
         p99_ns=int(percentile(lateness, 99)) if len(rows) else 0,
         caused_wait_ns=int(charges.wait_ns[rows].sum()),
         verdict=said.verdict,

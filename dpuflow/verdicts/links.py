@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, classes
+from dpuflow.arrays.ordering import Picked, classes, distinct, median_of
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import ONE_SIDED, places_of, previous_row
 from dpuflow.entries.rows import FEWEST
@@ -144,7 +144,7 @@ def _turned(
             continue
         since = mine[turn:]
         links.slow[row], links.since_ns[row] = True, sent_ns[since[0]]
-        links.stretch[row], links.pace_ns[row] = np.median(stretch[since]), np.median(pace[since])
+        links.stretch[row], links.pace_ns[row] = median_of(stretch[since]), median_of(pace[since])
 
 
 def _by_link(rows: Rows | Picked, links: Links) -> list[Ints]:
@@ -253,7 +253,7 @@ def _medians(values: Ints, of: Ints) -> Ints:
 
 def slow_rows(links: Links, entries: Entries) -> Bools:
     """Rows of Entries whose endpoint received or sent over a slow link in some collective."""
-    touched = np.unique(np.concatenate([links.src[links.slow], links.dst[links.slow]]))
+    touched = distinct(np.concatenate([links.src[links.slow], links.dst[links.slow]]))
     return np.isin(entries.endpoint, touched)
 
 
@@ -296,7 +296,7 @@ def held_stretches(exchanges: Rows, at: Ints, held_up: Bools) -> tuple[Ints, Int
     if not again.any():
         return np.zeros((2, 0), np.int64), at[:0]
     pace = took / np.maximum(sizes, 1)
-    usual = float(np.median(pace[~again])) if not again.all() else float(pace.min())
+    usual = float(median_of(pace[~again])) if not again.all() else float(pace.min())
     beyond = np.maximum(took - usual * sizes, 0).astype(np.int64)
     again &= beyond > 0
     return np.stack([end - beyond, end])[:, again], at[again]
@@ -333,7 +333,7 @@ def find_queues(
     row = places_of(of[at], exchanges["dst"][at], entries)
     inside = (row >= 0) & (came >= entries.enter_ns[row]) & (taken <= entries.leave_ns[row])
     took, end, where = (taken - came)[inside], entries.endpoint[row[inside]], of[at][inside]
-    seen = [e for e in np.unique(end).tolist() if np.count_nonzero(end == e) >= FEWEST]
+    seen = [e for e in distinct(end).tolist() if np.count_nonzero(end == e) >= FEWEST]
     told = {e: np.percentile(took[end == e], (90, 95)) for e in seen}
     known = (entries.enter_ns != NEVER) & (entries.leave_ns != NEVER)
     span_ns = int(np.ptp(entries.leave_ns[known])) if known.any() else 0
@@ -343,14 +343,14 @@ def find_queues(
         # A single peer may be the quick one.
         if len(others) < 2:
             continue
-        least = SLOW_FACTOR * float(np.median(others))
+        least = SLOW_FACTOR * float(median_of(others))
         slow = (end == endpoint) & (took > least)
         # A host that stalls once is late with many at a time.
         worst = np.zeros(len(instances), np.int64)
         np.maximum.at(worst, where[slow], took[slow])
         often = np.count_nonzero(worst) >= FEWEST and is_material(int(worst.sum()), span_ns)
         if usual > least and often:
-            found[endpoint] = Queue(round(usual), round(most), round(float(np.median(others))))
+            found[endpoint] = Queue(round(usual), round(most), round(float(median_of(others))))
     return found
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.ordering import cut_at, numbered, order_within
+from dpuflow.arrays.ordering import cut_at, distinct, numbered, order_within
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
@@ -202,7 +202,7 @@ def notices_ns(exchanges: Rows) -> Callable[[Ints], Ints]:
     def told(rows: Ints) -> Ints:
         if not len(times):
             return times
-        lines = np.unique(exchanges["connection"][rows])
+        lines = distinct(exchanges["connection"][rows])
         begin, end = (np.searchsorted(connection, lines, side) for side in ("left", "right"))
         return np.sort(np.concatenate([times[a:b] for a, b in zip(begin, end, strict=True)]))
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.results import Phase
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.stages import replicas_of
@@ -110,7 +111,7 @@ def _nested(
             ends.append(set(groups[number]))
     found: dict[int, Kind] = {}
     for one, other in permutations(families, 2):
-        often = np.median([reducing[n] for n in one]) >= OFTEN * np.median([reducing[n] for n in other])
+        often = median_of([reducing[n] for n in one]) >= OFTEN * median_of([reducing[n] for n in other])
         if len(one) > 1 and often and _crossing([groups[n] for n in one], [groups[n] for n in other]):
             found.update(dict.fromkeys(one, "tp"))
             found.update(dict.fromkeys(other, "dp"))
@@ -174,7 +175,7 @@ def find_tokens(
     leave, enter = entries.leave_ns[rows], entries.enter_ns[rows]
     starts = np.arange(steps.period, len(rows), steps.period)
     paused = (enter[starts] - leave[starts - 1]) / np.maximum(leave[starts] - leave[starts - steps.period], 1)
-    if np.median(paused) >= 0.5:
+    if median_of(paused) >= 0.5:
         return None
     if np.mean(np.isin(which[:: steps.period], fed)) >= 0.5:
         return None
@@ -189,7 +190,7 @@ def _largest_batch(sizes: Ints) -> int:
     Where prompts are read by the same ranks a batch grows by no more requests than were read since its last
     step. Else a prompt is twice as large as any batch at the least.
     """
-    each = np.unique(sizes)
+    each = distinct(sizes)
     one = int(np.gcd.reduce(each))
     for largest in each[-2 : -2 - MOST_SIZES : -1].tolist():
         batch = np.flatnonzero(sizes <= largest)
@@ -198,7 +199,7 @@ def _largest_batch(sizes: Ints) -> int:
         grown, read = np.diff(sizes[batch]) // one, np.diff(batch) - 1
         if (grown <= read).all() and (grown > 0).sum() >= FEWEST_GROWN:
             return int(largest)
-    prompts = (each[1:] >= 2 * each[:-1]) & (np.diff(each) > one) & (each[1:] > np.median(sizes))
+    prompts = (each[1:] >= 2 * each[:-1]) & (np.diff(each) > one) & (each[1:] > median_of(sizes))
     return int(each[np.flatnonzero(prompts)[0]] if prompts.any() else each[-1])
 
 

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
+from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.arrays.stretches import Covered
 from dpuflow.entries import AT_ONCE
 from dpuflow.matching.model import RARE, TWICE
@@ -301,8 +302,8 @@ def _flushes(forward: _Edge | None, backward: _Edge | None) -> Ints:
     flushed: Ints = backward.arrived_ns[waiting == empty]
     # Where messages are missing the count drifts, and some steps would be read as one: from there on, too.
     sends = np.bincount(np.searchsorted(flushed, forward.sent_ns, "left"))
-    several = sends > TWO_STEPS * np.median(sends)
-    ends = max(sends[0], sends[-1]) > TWICE * TWO_STEPS * np.median(sends)
+    several = sends > TWO_STEPS * median_of(sends)
+    ends = max(sends[0], sends[-1]) > TWICE * TWO_STEPS * median_of(sends)
     return flushed[:0] if ends or several[1:-1].sum() > RARE * len(sends) else flushed
 
 
@@ -312,16 +313,16 @@ def _schedule(forward: _Edge | None, backward: _Edge | None) -> Schedule | None:
     if forward is None or backward is None:
         return "forward"
     waiting, whole = [], []
-    for number in np.unique(backward.unit[backward.unit >= 0]).tolist() if backward.in_steps else ():
+    for number in distinct(backward.unit[backward.unit >= 0]).tolist() if backward.in_steps else ():
         inputs = forward.arrived_ns[forward.unit_of_arrival == number]
         first = backward.sent_ns[backward.unit == number].min()
         waiting.append(int((inputs <= first).sum()))
         whole.append(len(inputs))
-    if not whole or np.median(whole) < 2:
+    if not whole or median_of(whole) < 2:
         return None
-    if np.median(waiting) >= np.median(whole):
+    if median_of(waiting) >= median_of(whole):
         return "gpipe"
-    return "1f1b" if np.median(waiting) <= max(AHEAD, (np.median(whole) - 1) // 2) else None
+    return "1f1b" if median_of(waiting) <= max(AHEAD, (median_of(whole) - 1) // 2) else None
 
 
 def _held(book: _Edge, since: Ints) -> Bools:
@@ -360,7 +361,7 @@ def _inputs(source: _Edge, book: _Edge, acted: Ints) -> tuple[Ints, Ints]:
         known = (of >= 0) & (of <= had)
         arrived = np.where(known, source.arrived_ns[np.where(known, of, 0)], NEVER)
         own = (sent - np.maximum(arrived, acted))[known]
-        uneven = int(np.median(np.abs(own - np.median(own)))) if len(own) else np.iinfo(np.int64).max
+        uneven = int(median_of(np.abs(own - median_of(own)))) if len(own) else np.iinfo(np.int64).max
         if best[0] == NEVER or uneven < best[0]:
             best = uneven, arrived, np.where(known, of, -1)
     return best[1], best[2]
@@ -383,4 +384,4 @@ def _microbatches(edge: _Edge | None) -> int | None:
     """Transfers of a step over one link."""
     if edge is None or not edge.in_steps:
         return None
-    return int(np.median(np.bincount(edge.unit[edge.unit >= 0])))
+    return int(median_of(np.bincount(edge.unit[edge.unit >= 0])))

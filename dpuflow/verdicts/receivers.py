@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked
+from dpuflow.arrays.ordering import Picked, distinct, median_of
 from dpuflow.entries import AT_ONCE, against_others, places_of, previous_row
 from dpuflow.entries.inputs import lines_of
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
@@ -44,16 +44,16 @@ def slow_receivers(
     """Ranks that usually take longer than the others, at a cost; ``taken_ns`` as of ``taken_until``."""
     known = (taken_ns != NEVER) & (entries.leave_ns != NEVER)
     lag = np.where(known, taken_ns - np.where(known, entries.leave_ns, 0), 0)
-    ends = np.unique(entries.endpoint[known]).tolist()
+    ends = distinct(entries.endpoint[known]).tolist()
     rows_of = {end: (rows := entries.of[end])[known[rows]] for end in ends}
-    usual = {endpoint: float(np.median(lag[rows])) for endpoint, rows in rows_of.items()}
+    usual = {endpoint: float(median_of(lag[rows])) for endpoint, rows in rows_of.items()}
     if len(usual) < 2:
         return []
     late = _late_after(entries, taken_ns, known)
-    waited = _waited(exchanges, instances, entries, np.unique(entries.collective[known]))
+    waited = _waited(exchanges, instances, entries, distinct(entries.collective[known]))
     found = []
     for endpoint, rows in rows_of.items():
-        others = float(np.median([ns for end, ns in usual.items() if end != endpoint]))
+        others = float(median_of([ns for end, ns in usual.items() if end != endpoint]))
         excess = (lag[rows] - others).round().astype(np.int64)
         cost = np.minimum(np.maximum(excess, 0), np.maximum(late[rows], waited[rows]))
         by = usual_excess(excess, cost)
@@ -151,6 +151,6 @@ def worked_since(since: Ints, taken: Ints, until: Ints, known: Bools) -> Ints:
     """
     if not known.any():
         return since
-    usual = np.median((until - since)[known])
+    usual = median_of((until - since)[known])
     later = known & (taken > since) & (2 * (until - taken) >= usual)
     return np.asarray(np.where(later, taken, since), np.int64)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes
+from dpuflow.arrays.ordering import classes, distinct, median_of
 from dpuflow.entries import AT_ONCE
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.chance import SIGMAS, scatter_of_steps
@@ -96,7 +96,7 @@ def compare_stages(
         beside = [
             _beside(acts, [each for each in family.values() if each is not acts]) for acts in family.values()
         ]
-        sigma = float(np.median([scatter_of_steps(each.beyond_ns) for each in beside]))
+        sigma = float(median_of([scatter_of_steps(each.beyond_ns) for each in beside]))
         for (end, acts), told in zip(family.items(), beside, strict=True):
             if end in unjudged:
                 continue
@@ -212,7 +212,7 @@ def _last_acts(when: Ints, tying: Bools, came: Ints) -> tuple[Ints, Ints]:
     """
     sent = when[~tying]
     gaps = (sent - np.maximum(came[~tying], np.r_[NEVER, sent][: len(sent)]))[1:]
-    begun = when - (int(np.median(gaps)) // 2 if len(gaps) else 0)
+    begun = when - (int(median_of(gaps)) // 2 if len(gaps) else 0)
     acted = np.empty(len(when), np.int64)
     for own in (tying, ~tying):
         times, others = when[own], when[~own]
@@ -253,7 +253,7 @@ def _means(values: Ints, of: Ints) -> dict[int, float]:
 def _usual(values: Ints, of: Ints) -> dict[int, float]:
     """The median of what is told of each class."""
     known = values != NEVER
-    return {int(of[known][at[0]]): float(np.median(values[known][at])) for at in classes(of[known])}
+    return {int(of[known][at[0]]): float(median_of(values[known][at])) for at in classes(of[known])}
 
 
 def _beside(acts: _Acts, others: Sequence[_Acts]) -> _Beside:
@@ -263,19 +263,19 @@ def _beside(acts: _Acts, others: Sequence[_Acts]) -> _Beside:
     known = (acts.own_ns[0] != NEVER) & (acts.like >= 0)
     like, at = np.unique(acts.like[known], return_inverse=True)
     peers = [
-        float(np.median(told)) for each in others if len(told := each.own_ns[0][each.own_ns[0] != NEVER])
+        float(median_of(told)) for each in others if len(told := each.own_ns[0][each.own_ns[0] != NEVER])
     ]
-    otherwise = float(np.median(peers)) if peers else np.nan
+    otherwise = float(median_of(peers)) if peers else np.nan
     beyond = []
     for own, *by in zip(acts.own_ns, *(each.own_ns for each in others), strict=True):
         means = [_means(values, each.like) for values, each in zip(by, others, strict=True)]
         told = [[mean[key] for mean in means if key in mean] or [otherwise] for key in like.tolist()]
-        usual = np.array([float(np.median(each)) for each in told])[at.reshape(-1)]
+        usual = np.array([float(median_of(each)) for each in told])[at.reshape(-1)]
         rule = [_usual(values, each.place) for values, each in zip(by, others, strict=True)]
-        for place in np.unique(acts.place[known]).tolist() if len(usual) else ():
+        for place in distinct(acts.place[known]).tolist() if len(usual) else ():
             here = acts.place[known] == place
             if any(place in each for each in rule):
-                least = float(np.median([each[place] for each in rule if place in each]))
+                least = float(median_of([each[place] for each in rule if place in each]))
                 usual[here] = np.maximum(usual[here], least)
         beyond.append(own[known] - usual)
     return _Beside(known, acts.own_ns[0][known].astype(np.float64), np.min(beyond, axis=0), peers)
@@ -291,11 +291,11 @@ def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compa
     own, beyond, noise, design = told.own_ns, told.beyond_ns, SIGMAS * sigma, 0.0
     amount = np.where(beyond > noise, beyond, 0)
     if alone is not None and len(own) and told.peers:
-        unequal = UNEQUAL * float(np.median(own - beyond))
+        unequal = UNEQUAL * float(median_of(own - beyond))
         design = np.inf if alone else max(SIGMAS * float(np.ptp(told.peers)), unequal)
-        past = np.minimum(own - np.median(own), beyond - np.median(beyond))
+        past = np.minimum(own - median_of(own), beyond - median_of(beyond))
         again = np.where(past > max(noise, SIGMAS * scatter_of_steps(beyond), unequal), past, 0)
-        amount = amount if np.median(beyond) > design else again
+        amount = amount if median_of(beyond) > design else again
     count, share = len(acts.rows), acts.share[told.known]
     excess, amounts = np.full(count, NEVER), np.zeros(count, np.int64)
     if told.peers:
@@ -308,7 +308,7 @@ def _describe(stage: Stage, acts: _Acts, part: Compared) -> None:
     known = part.excess_ns != NEVER
     if known.any():
         unit = np.unique(acts.unit[known], return_inverse=True)[1].reshape(-1)
-        stage.excess_ns += round(float(np.median(np.bincount(unit, part.excess_ns[known]))))
+        stage.excess_ns += round(float(median_of(np.bincount(unit, part.excess_ns[known]))))
         incidents = np.bincount(unit, part.amount_ns[known]).astype(np.int64)
         count = max(len(incidents), len(stage.incidents_ns))
         stage.incidents_ns = sum(
@@ -320,7 +320,7 @@ def _describe(stage: Stage, acts: _Acts, part: Compared) -> None:
 def typical_ns(work: Work | None) -> int | None:
     """What a stage works for one message, in the median; None where nothing tells."""
     told = work.own_ns[work.own_ns != NEVER] if work is not None else np.zeros(0, np.int64)
-    return int(np.median(told)) if len(told) else None
+    return int(median_of(told)) if len(told) else None
 
 
 def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:
@@ -329,7 +329,7 @@ def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:
     None for the ends, some of whose work no packet shows, and where the steps are not told.
     """
     works = [work for row in pipeline.work for work in row if work is not None]
-    units = np.unique(np.concatenate([np.zeros(0, np.int64), *(work.unit[work.unit >= 0] for work in works)]))
+    units = distinct(np.concatenate([np.zeros(0, np.int64), *(work.unit[work.unit >= 0] for work in works)]))
     begins = np.full(len(units), np.iinfo(np.int64).max)
     for work in works:
         inside = work.unit >= 0
@@ -344,6 +344,6 @@ def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:
         for work in (work for work in row if work is not None):
             known = (work.own_ns != NEVER) & (work.unit >= 0)
             busy += np.bincount(np.searchsorted(units, work.unit[known]), work.own_ns[known], len(units))
-        idle = float(np.median(1 - busy[:-1] / np.maximum(length, 1)))
+        idle = float(median_of(1 - busy[:-1] / np.maximum(length, 1)))
         shares.append(round(min(max(idle, 0.0), 1.0), 6))
     return shares

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import key_numbers
+from dpuflow.arrays.ordering import distinct, key_numbers, median_of
 from dpuflow.entries import previous_row
 from dpuflow.schema.rows import NEVER, Op
 
@@ -174,7 +174,7 @@ def _steps_of(
     # Whole steps only, and none over a hole in the pattern.
     run = np.cumsum(np.r_[0, np.diff(places) != 1])
     number = -1
-    for each in np.unique(run):
+    for each in distinct(run):
         mine = places[run == each]
         begin = (phase - (int(mine[0]) - int(places[0]))) % period
         whole = (len(mine) - begin) // period
@@ -199,7 +199,7 @@ def _steps_between(classes: Ints, pause: Floats, tied: Bools) -> tuple[int, bool
     numbers = np.where(following < len(at), of_tied[np.minimum(following, len(at) - 1)], -1)
     numbers[: at[0]] = -1  # how long before the first it began is not known
     counts = np.bincount(numbers[numbers >= 0])
-    return int(np.median(counts)), by_pause, numbers
+    return int(median_of(counts)), by_pause, numbers
 
 
 def _pattern(classes: Ints) -> tuple[int, Bools] | None:

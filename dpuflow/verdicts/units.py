@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import key_numbers
+from dpuflow.arrays.ordering import distinct, key_numbers, median_of
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import (
     CHANCE,
@@ -128,8 +128,8 @@ def world_of(
     """
     none = np.zeros(0, np.int64)
     others = [u for u in units.values() if 2 * np.count_nonzero(u.amount_ns) <= len(u.amount_ns)]
-    every = np.unique(np.concatenate([none, *(of[u.rows] for u in units.values())]))
-    late = np.unique(np.concatenate([none, *(of[u.rows[u.place == 0]][u.sure_ns > 0] for u in others)]))
+    every = distinct(np.concatenate([none, *(of[u.rows] for u in units.values())]))
+    late = distinct(np.concatenate([none, *(of[u.rows[u.place == 0]][u.sure_ns > 0] for u in others)]))
     if 2 * len(late) > len(every):
         whole_ns = worked_ns
     tests = sum(int(u.place.max(initial=-1)) + 1 for u in units.values())
@@ -164,13 +164,13 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
         rows = units.rows[since:][units.place[since:] == place]
         if len(rows) < FEWEST:
             continue
-        sigma = float(np.median(own.sigma_ns[rows]))
+        sigma = float(median_of(own.sigma_ns[rows]))
         if float((own.amount_ns[rows] > 0).mean()) >= LATE_SHARE:
-            usual = round(float(np.median(own.later_ns[rows])))
+            usual = round(float(median_of(own.later_ns[rows])))
         elif charged and world.tests * world.standing.chance(rows) < CHANCE:
             usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
             # Hosts differ in when they react, which is no work.
-            usual = usual if usual > float(np.median(own.apart_ns[rows])) else 0
+            usual = usual if usual > float(median_of(own.apart_ns[rows])) else 0
         else:
             usual = 0
         # Within the noise of single ones only what costs enough by itself is worth telling.
@@ -193,7 +193,7 @@ def onset_row(units: Units, own: Own, ranks: int) -> int | None:
     kind = np.isin(units.kind, units.kind[amount > 0])
     for alike in (np.flatnonzero(kind & (units.place == worst)), np.flatnonzero(kind)):
         rows = units.rows[alike]
-        sigma = float(np.median(own.sigma_ns[rows])) if len(rows) else 0.0
+        sigma = float(median_of(own.sigma_ns[rows])) if len(rows) else 0.0
         turned = onset_of(own.excess_ns[rows], sigma, ranks)
         if turned is not None:
             return int(alike[turned])

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Latest
+from dpuflow.arrays.ordering import Latest, distinct
 from dpuflow.entries import against_others
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -67,7 +67,7 @@ def left_any(entries: Entries) -> Ints:
     """
     until = np.full(len(entries.endpoint), NEVER)
     seen = entries.enter_ns != NEVER
-    for each in np.unique(entries.endpoint[seen]).tolist():
+    for each in distinct(entries.endpoint[seen]).tolist():
         mine = (rows := entries.of[each])[seen[rows]]
         left = np.sort(entries.leave_ns[mine])
         at = np.searchsorted(left, entries.enter_ns[mine]) - 1  # not its own
@@ -86,7 +86,7 @@ def unread_until(exchanges: Rows, instances: Sequence[Instance], entries: Entrie
     if not len(rows):
         return until
     # Of messages between others nobody here waits.
-    ends = np.unique(entries.endpoint)
+    ends = distinct(entries.endpoint)
     rows = rows[np.isin(rows["src"], ends) & np.isin(rows["dst"], ends)]
     end = np.concatenate([rows["src"], rows["dst"], [0]]).astype(np.int64)
     when = np.concatenate([rows["data_end_ns"], there_ns(rows), [NEVER]])
@@ -111,7 +111,7 @@ class Overlap(NamedTuple):
         and only what comes on top of that is new. So the most that a rank worked longer before in the step is
         taken off, as far as it was longer at all.
         """
-        concerned = np.isin(self.group, np.unique(self.group[self.rows]))
+        concerned = np.isin(self.group, distinct(self.group[self.rows]))
         rows = np.flatnonzero(concerned & (self.step >= 0) & (excess != NEVER))
         keys = np.stack([entries.endpoint[rows], self.step[rows], self.group[rows]])
         order = np.lexsort((entries.enter_ns[rows], *keys[::-1]))
@@ -150,7 +150,7 @@ def find_overlap(kind: Ints, entries: Entries, last: Ints, group: Ints, step: In
     whole = [np.bincount(of, each) for each in (since_entering, since_leaving, inside)]
     places = np.zeros(len(whole[0]), np.int64)
     places[of] = place
-    seen = np.unique(of)
+    seen = distinct(of)
     order = seen[np.argsort(places[seen], kind="stable")]
     for mine in np.split(order, np.flatnonzero(np.diff(places[order])) + 1):
         entering, leaving, inside = (each[mine] for each in whole)
