@@ -152,14 +152,16 @@ def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:
     if none.known or marked.all():
         return none
     columns = case.joined.columns
-    mine = case.joined.transfers[rows]
-    took = (mine["arrived_end_ns"] - mine["sent_ns"]).astype(np.float64)
-    src, size = columns["src"][rows].astype(np.int64), mine["bytes"].astype(np.int64)
-    _, kind = np.unique(src << 40 | np.minimum(size, (1 << 40) - 1), return_inverse=True)
+    end = columns["arrived_end_ns"][rows]
+    took = (end - columns["sent_ns"][rows]).astype(np.float64)
+    # Sender and size in one number.
+    kind = columns["src"][rows].astype(np.int64) << 40
+    kind |= np.minimum(columns["bytes"][rows].astype(np.int64), (1 << 40) - 1)
     total, variance, compared = 0.0, 0.0, 0
     held = [none.held]
     for each in distinct(kind[marked]).tolist():
-        with_marks, without = took[marked & (kind == each)], took[~marked & (kind == each)]
+        alike = kind == each
+        with_marks, without = took[marked & alike], took[~marked & alike]
         if len(without) < FEWEST:
             continue
         compared += len(with_marks)
@@ -167,8 +169,8 @@ def _lost(case: Case, rows: Ints, marked: NDArray[np.bool_]) -> _Lost:
         longer = with_marks - without.mean()
         total += longer.sum()
         variance += count**2 * without.var() / len(without) + count * with_marks.var()
-        end = mine["arrived_end_ns"][marked & (kind == each)]
-        held.append(np.stack([end - np.maximum(longer, 0).astype(np.int64), end]))
+        until = end[marked & alike]
+        held.append(np.stack([until - np.maximum(longer, 0).astype(np.int64), until]))
     if not compared:
         return none
     sure = total > SURELY * np.sqrt(variance)

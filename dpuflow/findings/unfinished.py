@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import Picked, cut_at, distinct
+from dpuflow.arrays.ordering import Picked, cut_at, distinct, spans
 from dpuflow.schema.rows import NEVER, NONE32
 from dpuflow.verdicts.pauses import TWICE
 
@@ -181,9 +181,14 @@ class Lines:
             exchanges[name].astype(np.int64) for name in ("connection", "src", "order")
         )
         self._bytes = exchanges["bytes"]
-        self._line = connection * (int(src.max(initial=0)) + 1) + src
-        self._rows = np.argsort(self._line, kind="stable")
-        self._sorted = self._line[self._rows]
+        line = connection * (int(src.max(initial=0)) + 1) + src
+        self._rows = np.argsort(line, kind="stable")
+        in_order = line[self._rows]
+        begins = np.r_[True, in_order[1:] != in_order[:-1]][: len(line)]
+        self._bounds = np.r_[np.flatnonzero(begins), len(line)]
+        self._line = np.empty_like(line)  # from 0 on, in the order of ``line``
+        self._line[self._rows] = np.cumsum(begins) - 1
+        self._last = np.full(len(self._bounds) - 1, -1)
 
     def sizes(self, rows: Ints) -> dict[int, list[int]]:
         """The bytes of ``rows`` by line, in order."""
@@ -194,13 +199,13 @@ class Lines:
 
     def after(self, done: Ints) -> Ints:
         """Rows that come later than all of ``done`` in their direction of a connection of these."""
-        known, place = np.unique(self._line[done], return_inverse=True)
-        last = np.full(len(known), -1)
-        np.maximum.at(last, place, self._order[done])
-        begin = self._sorted.searchsorted(known)
-        count = self._sorted.searchsorted(known, "right") - begin
-        skipped = np.repeat(begin - np.cumsum(count) + count, count)
-        rows = self._rows[skipped + np.arange(len(skipped))]
+        lines = self._line[done]
+        known = distinct(lines)
+        np.maximum.at(self._last, lines, self._order[done])
+        last, self._last[known] = self._last[known], -1
+        begin = self._bounds[known]
+        count = self._bounds[known + 1] - begin
+        rows = self._rows[spans(begin, count)]
         later: Ints = np.sort(rows[self._order[rows] > np.repeat(last, count)])
         return later
 

@@ -122,8 +122,9 @@ def not_after(time_ns: Ints, other_ns: Ints, slack_ns: int = 0) -> Ints:
 
     Stamps are late, never early: where that was seen first the earlier one of two stamps is nearer the truth.
     """
-    known = other_ns != NEVER
-    return np.where(known, np.minimum(time_ns, np.where(known, other_ns, 0) + slack_ns), time_ns)
+    found: Ints = time_ns.copy()
+    np.minimum(found, other_ns + slack_ns, out=found, where=other_ns != NEVER)
+    return found
 
 
 def find_copies(captures: Sequence[CaptureTables]) -> dict[int, int]:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, distinct, median_of
+from dpuflow.arrays.ordering import Picked, distinct, is_in, median_of
 from dpuflow.join.clockmap import ClockMap, Samples
 from dpuflow.join.clocks import tie_clocks
 from dpuflow.join.common import (
@@ -478,12 +478,16 @@ def _date_lossy(transfers: Rows, asked: Bools) -> None:
     seen the sender may have been impatient alone. Where the receiver was not captured the ACK itself may have
     been lost; so its data was there at the latest.
     """
-    line = 2 * transfers["connection"].astype(np.int64) + (transfers["src"] > transfers["dst"])
-    again = (transfers["retransmitted"] > 0) & np.isin(transfers["wire"], RELIABLE) & asked[line]
-    at_receiver = (transfers["seen"] & Seen.AT_RECEIVER) != 0
-    there = np.where(at_receiver, transfers["taken_ns"], transfers["acked_ns"])
-    again &= there != NEVER
-    transfers["arrived_end_ns"][again] = np.maximum(transfers["arrived_end_ns"], there)[again]
+    rows = np.flatnonzero(transfers["retransmitted"])
+    rows = rows[is_in(transfers["wire"][rows], RELIABLE)]
+    of = {
+        name: transfers[name][rows] for name in ("connection", "src", "dst", "seen", "taken_ns", "acked_ns")
+    }
+    there = np.where((of["seen"] & Seen.AT_RECEIVER) != 0, of["taken_ns"], of["acked_ns"])
+    line = 2 * of["connection"].astype(np.int64) + (of["src"] > of["dst"])
+    again = asked[line] & (there != NEVER)
+    rows = rows[again]
+    transfers["arrived_end_ns"][rows] = np.maximum(transfers["arrived_end_ns"][rows], there[again])
 
 
 def _extent(captures: Sequence[CaptureTables], found: Clocks, island: Sequence[int]) -> tuple[int, int]:

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from dpuflow.arrays import Bools, Ints
+    from dpuflow.arrays import Ints
     from dpuflow.matching.model import Job
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.rows import Op
@@ -160,6 +160,8 @@ def passed_on(hops: Iterable[tuple[Sequence[Lane], Sequence[Lane]]], behind: int
     ``hops``: the lanes into each node and out of it; out of it goes a message so many ``behind`` the one that
     came. Which lane goes on as which is told by what they carry.
     """
+    from dpuflow.kernels import passing
+
     found: dict[int, Passed] = {}
     for into, out in hops:
         came = grouped(into, lambda lane: len(lane.sizes))
@@ -168,37 +170,23 @@ def passed_on(hops: Iterable[tuple[Sequence[Lane], Sequence[Lane]]], behind: int
                 continue
             each = found.setdefault(length, Passed(*np.zeros((2, length), np.int64)))
             for one, other in _paired(came[length], goes, behind):
-                before, after = one.samples[:, : length - behind], other.samples[:, behind:]
-                some = (before > 0) & (after > 0) & (other.sizes[behind:] > 0)
-                same = some & (before == after)
-                telling = _telling(one.samples)[:, : length - behind]
-                each.same[behind:] += (same & telling).sum(axis=0)
-                each.known[behind:] += (some & (telling | ~same)).sum(axis=0)
+                passing.passed(one.samples, other.samples, other.sizes, behind, each.known, each.same)
     return found
-
-
-def _telling(samples: NDArray[np.uint32]) -> Bools:
-    """Whether each of a lane's bytes are others than what most of its messages carry."""
-    if samples.size < 2:
-        return np.ones(samples.shape, bool)
-    half = samples.size // 2
-    # What more than half of them are is the middle one.
-    others: Bools = samples != np.partition(samples, half, axis=None)[half]
-    return others if 2 * np.count_nonzero(others) < samples.size else np.ones(samples.shape, bool)
 
 
 def _paired(came: Sequence[Lane], goes: Sequence[Lane], behind: int) -> list[tuple[Lane, Lane]]:
     """Lanes into a node with those on which they go on, as far as there are as many."""
     if len(came) == len(goes) == 1:
         return [(came[0], goes[0])]
-    after = np.stack([lane.samples[:FEW, behind:] for lane in goes])
-    alike = np.zeros((len(came), len(goes)), np.int64)
-    for number, lane in enumerate(came):
-        before = lane.samples[:FEW, : after.shape[2]]
-        alike[number] = ((after == before) & (before > 0)).sum(axis=(1, 2))
+    from dpuflow.kernels import passing
+
+    count = np.zeros((len(came), len(goes)), np.int64)
+    passing.alike(
+        *(np.stack([lane.samples[:FEW] for lane in lanes]) for lanes in (came, goes)), behind, count
+    )
     found: dict[int, int] = {}
     left = list(range(len(goes)))
-    for place in np.argsort(-alike, axis=None, kind="stable").tolist():
+    for place in np.argsort(-count, axis=None, kind="stable").tolist():
         one, other = divmod(place, len(goes))
         if one not in found and other in left:
             found[one] = other

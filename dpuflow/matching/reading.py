@@ -331,7 +331,8 @@ class Operations:
         for place, (number, begin, end) in enumerate(turns[0]):
             each = self.sets[number]
             low, high = each.bounds[begin], each.bounds[end]
-            rows = each.rows[:, self._places(turns, place)]  # (connections, turns, messages)
+            # (connections, turns, messages), laid out in that order, as kernels want it.
+            rows = np.ascontiguousarray(each.rows[:, self._places(turns, place)])
             starts, arrivals = self._columns.starts[rows], self._columns.arrivals[rows]
             samples, sizes = self._columns.samples[rows], self._sizes[number][:, low:high]
             slot = int(each.slots[begin])

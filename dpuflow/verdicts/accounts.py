@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import percentiles
 from dpuflow.entries import Rule, latest_two, previous_row
 from dpuflow.entries.rows import EXACT_RULES
 from dpuflow.schema.rows import NEVER, Op
@@ -174,7 +175,7 @@ def _sum_up(
     sums = [_parts(walk, usual, shared, entries, known) for walk in walks]
     saved = [joins.saved(walk, known.sooner_ns) for walk in walks]
     lengths = account.lengths_ns
-    low, high = np.percentile(lengths, (25, 75))
+    low, high = percentiles(lengths, (25, 75))
     middle = [n for n, length in enumerate(lengths.tolist()) if low <= length <= high]
     typical = middle or range(len(lengths))  # of two steps neither is in the middle
     total: defaultdict[Key, int] = defaultdict(int)
@@ -214,7 +215,9 @@ class _Usual:
             for key in self._like(segment):
                 seen[key].append(segment.length_ns)
         self.told = {
-            key: np.percentile(lengths, (25, 50)) for key, lengths in seen.items() if len(lengths) >= FEWEST
+            key: percentiles(np.array(lengths), (25, 50))
+            for key, lengths in seen.items()
+            if len(lengths) >= FEWEST
         }
 
     def _like(self, segment: Segment) -> list[tuple[int, ...]]:

@@ -1,0 +1,53 @@
+"""What nodes pass on: samples of messages' bytes in, how often what left was what had come out."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dpuflow.kernels._jit import i8, kernel, u4, void
+
+
+@kernel(void(u4[:, :, ::1], u4[:, :, ::1], i8, i8[:, ::1]))
+def alike(came, goes, behind, count):  # type: ignore[no-untyped-def]
+    """For each lane that ``came`` and each that ``goes`` (lanes, operations, messages) how many messages of
+    the latter have the bytes of the one so many ``behind`` them."""
+    for one in range(came.shape[0]):
+        for other in range(goes.shape[0]):
+            found = np.int64(0)
+            for operation in range(came.shape[1]):
+                for at in range(came.shape[2] - behind):
+                    here = came[one, operation, at]
+                    if here > 0 and here == goes[other, operation, at + behind]:
+                        found += 1
+            count[one, other] = found
+
+
+@kernel(void(u4[:, ::1], u4[:, ::1], i8[::1], i8, i8[::1], i8[::1]))
+def passed(came, goes, sizes, behind, known, same):  # type: ignore[no-untyped-def]
+    """Add for each place of a message that ``goes`` on (operations, messages) in how many operations it was
+    seen together with the one so many ``behind`` it that ``came``, and in how many it was the same.
+
+    What most messages of a lane carry tells nothing where both are the same. ``sizes``: of what goes.
+    """
+    # If one value is that of more than half of all, it is what is left of pairs of different ones.
+    usual, votes = came[0, 0], np.int64(0)
+    for operation in range(came.shape[0]):
+        for at in range(came.shape[1]):
+            if votes == 0:
+                usual = came[operation, at]
+            votes += 1 if came[operation, at] == usual else -1
+    often = np.int64(0)
+    for operation in range(came.shape[0]):
+        for at in range(came.shape[1]):
+            often += came[operation, at] == usual
+    is_usual = came.size > 1 and 2 * often > came.size
+    for operation in range(came.shape[0]):
+        for at in range(came.shape[1] - behind):
+            here, there = came[operation, at], goes[operation, at + behind]
+            if here == 0 or there == 0 or sizes[at + behind] <= 0:
+                continue
+            if here != there:
+                known[at + behind] += 1
+            elif not is_usual or here != usual:
+                known[at + behind] += 1
+                same[at + behind] += 1

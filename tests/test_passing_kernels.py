@@ -1,0 +1,52 @@
+"""What nodes pass on, against slow twins that follow the definitions word by word."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from dpuflow.kernels import passing
+
+
+def _seen(came: np.ndarray, goes: np.ndarray, sizes: np.ndarray, behind: int) -> list[tuple[int, int]]:
+    """For each place how often messages were seen together, and how often they were the same."""
+    ((value, often),) = Counter(came.ravel().tolist()).most_common(1)
+    usual = value if came.size > 1 and 2 * often > came.size else None
+    found = [(0, 0)] * len(sizes)
+    for at in range(behind, len(sizes)):
+        pairs = [(int(a), int(b)) for a, b in zip(came[:, at - behind], goes[:, at], strict=True)]
+        pairs = [(a, b) for a, b in pairs if a and b and sizes[at] and not a == b == usual]
+        found[at] = len(pairs), sum(a == b for a, b in pairs)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_what_is_passed_on(seed: int) -> None:
+    """Few values or many, one of them usual or none, messages without bytes, samples not captured."""
+    rng = np.random.default_rng(seed)
+    operations, messages = int(rng.integers(1, 5)), int(rng.integers(1, 9))
+    behind = int(rng.integers(0, messages))
+    came, goes = rng.integers(0, rng.integers(2, 9), (2, operations, messages), np.uint32)
+    sizes = rng.integers(0, 3, messages)
+    known, same = np.zeros((2, messages), np.int64)
+    passing.passed(came, goes, sizes, behind, known, same)
+    assert list(zip(known.tolist(), same.tolist(), strict=True)) == _seen(came, goes, sizes, behind)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_which_lanes_carry_the_same(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    into, out, operations, messages = rng.integers(1, 5, 4).tolist()
+    came = rng.integers(0, 3, (into, operations, messages), np.uint32)
+    goes = rng.integers(0, 3, (out, operations, messages), np.uint32)
+    behind = int(rng.integers(0, messages + 1))
+    count = np.zeros((into, out), np.int64)
+    passing.alike(came, goes, behind, count)
+    for one in range(into):
+        for other in range(out):
+            pairs = zip(
+                came[one, :, : messages - behind].ravel(), goes[other, :, behind:].ravel(), strict=True
+            )
+            assert count[one, other] == sum(1 for a, b in pairs if a and a == b)
