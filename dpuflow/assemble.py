@@ -146,29 +146,22 @@ def _endpoints(joined: Joined, ranks: Mapping[int, int], known: Known) -> list[E
 
 
 def _flows(joined: Joined) -> list[Flow]:
-    columns = {name: joined.flows[name].tolist() for name in joined.flows.dtype.names or ()}
+    table = joined.flows
+    both = ("src", "dst", "packets", "bytes", "messages", "retransmitted", "ecn_marked")
+    shared = zip(*(table[name].tolist() for name in both), strict=True)
+    roce = zip(*(table[name].tolist() for name in ("dest_qp", "cnp", "nak", "rnr")), strict=True)
+    tcp = zip(*(table[name].tolist() for name in ("sport", "dport", "spurious")), strict=True)
+    is_roce = (table["transport"] == Transport.ROCE).tolist()
     return [
-        Flow(
-            id=number,
-            src=columns["src"][number],
-            dst=columns["dst"][number],
-            transport="roce" if transport == Transport.ROCE else "tcp",
-            dest_qp=columns["dest_qp"][number] if transport == Transport.ROCE else None,
-            ports=None
-            if transport == Transport.ROCE
-            else (columns["sport"][number], columns["dport"][number]),
-            packets=columns["packets"][number],
-            bytes=columns["bytes"][number],
-            messages=columns["messages"][number],
-            retransmitted=columns["retransmitted"][number],
-            ecn_marked=columns["ecn_marked"][number],
-            cnp=columns["cnp"][number] if transport == Transport.ROCE else None,
-            nak=columns["nak"][number] if transport == Transport.ROCE else None,
-            rnr=columns["rnr"][number] if transport == Transport.ROCE else None,
-            spurious=None if transport == Transport.ROCE else columns["spurious"][number],
+        Flow(n, src, dst, "roce", qp, None, packets, nbytes, messages, again, marked, cnp, nak, rnr)
+        if known
+        else Flow(
+            n, src, dst, "tcp", None, (sport, dport), packets, nbytes, messages, again, marked,
+            None, None, None, spurious,
         )
-        for number, transport in enumerate(columns["transport"])
-    ]
+        for n, (known, (src, dst, packets, nbytes, messages, again, marked), (qp, cnp, nak, rnr),
+                (sport, dport, spurious)) in enumerate(zip(is_roce, shared, roce, tcp, strict=True))
+    ]  # fmt: skip
 
 
 def _collectives(

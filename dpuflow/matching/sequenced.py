@@ -235,11 +235,16 @@ class _Segmenter:
 
     def _ahead(self) -> list[tuple[int, int]]:
         """The edges of the next messages, in order of time."""
-        edges, heads = zip(*((edge, rows[:ALIGNMENTS]) for edge, rows in self.streams.left()), strict=True)
-        times = [np.maximum.accumulate(self.starts[rows]) for rows in heads]
-        which = np.repeat(np.arange(len(edges)), [len(rows) for rows in heads])
-        order = np.argsort(np.concatenate(times), kind="stable")[:ALIGNMENTS]
-        return [edges[i] for i in which[order].tolist()]
+        at, end, edges = self.streams.at, self.streams.end, self.streams.edges
+        count = np.minimum(end - at, ALIGNMENTS)
+        times = self.starts[self.streams.rows[spans(at, count)]]
+        # No message of a stream is before one ahead of it: the latest so far, of all streams in one pass.
+        which = np.repeat(np.arange(len(edges)), count)
+        place = np.searchsorted(np.sort(times), times)
+        order = np.argsort(
+            np.maximum.accumulate(which * len(times) + place) - which * len(times), kind="stable"
+        )
+        return [edges[i] for i in which[order[:ALIGNMENTS]].tolist()]
 
     def _beginnings(self) -> list[Ints]:
         """What to drop of each stream so that a collective may begin behind it: where a sender paused.

@@ -100,20 +100,23 @@ def _plain(value: Any) -> object:
     if not is_dataclass(value):
         return value.item()
     kind: type = type(value)
-    keys, values = _layout(kind)
+    keys, floats, values = _layout(kind)
     row: dict[str, Any] = dict(zip(keys, values(value), strict=True))
     if row.get("node") is not None and "endpoint" in row:
         row["endpoint"] = None  # only its node is told
-    for key in [key for key, item in row.items() if isinstance(item, float)]:
-        row[key] = round(row[key], 6)
+    for key in floats:
+        if isinstance(row[key], float):
+            row[key] = round(row[key], 6)
     if "dest_qp" in row:  # a flow has one of the two
         del row["ports" if row["ports"] is None else "dest_qp"]
     return row
 
 
 @cache
-def _layout(kind: Any) -> tuple[tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
-    """Keys of a dataclass in JSON, and what takes the values of all its fields from an object."""
+def _layout(kind: Any) -> tuple[tuple[str, ...], tuple[str, ...], Callable[[Any], tuple[Any, ...]]]:
+    """Keys of a dataclass in JSON, those that may have a fraction, and what takes the values of all its
+    fields from an object."""
     names = [field.name for field in fields(kind)]
     take = attrgetter(*names) if len(names) > 1 else lambda row: (getattr(row, names[0]),)
-    return tuple(name.rstrip("_") for name in names), take
+    floats = (field.name for field in fields(kind) if "float" in str(field.type))
+    return tuple(name.rstrip("_") for name in names), tuple(name.rstrip("_") for name in floats), take

@@ -45,6 +45,8 @@ def client_connections(joined: Joined, exchanges: Rows, instances: Sequence[Inst
     """Those that carry data."""
     flows = joined.flows
     tcp = np.flatnonzero(flows["transport"] == Transport.TCP)
+    if not len(tcp):
+        return Connections(*np.zeros((4, 0), np.int64))
     number = number_connections(flows).astype(np.int64)
     plain = _plain(joined, exchanges, instances)
     ranks = {end for instance in instances for end in instance.order}

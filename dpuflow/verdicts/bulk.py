@@ -171,7 +171,7 @@ def _pieced(exchanges: Rows, instances: Sequence[Instance], entries: Entries) ->
     pieces = [
         piece
         for end, told, mine in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
-        for piece in (mine if len(told) else _by_entries(exchanges, mine, entries, tied(end)))
+        for piece in (mine if len(told) or len(mine) < 2 else _merged(exchanges, mine, entries, tied(end)))
     ]
     return _made(exchanges, pieces)[0]
 
@@ -200,7 +200,7 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries, far: frozenset[int] = 
 def _merged(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -> list[Ints]:
     """``pieces`` of one way; those between which the receiver, who takes part in collectives, entered none
     (``tied``) are one: a cache that is moved layer by layer, while the receiver waits for all of it."""
-    if not len(tied) or len(pieces) < 2:
+    if not len(tied):
         return pieces
     enter, left = entries.enter_ns[tied], entries.leave_ns[tied]
     rows, first = np.concatenate(pieces), np.cumsum([0, *(len(piece) for piece in pieces[:-1])])
