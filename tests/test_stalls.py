@@ -30,7 +30,7 @@ from dpuflow.synth.scenario import (
     Training,
 )
 from dpuflow.synth.timing import Timing
-from dpuflow.verdicts.chance import _least_ns
+from dpuflow.verdicts.chance import _least_ns, _occasions
 
 HOST = Machine(profile="host")
 
@@ -197,9 +197,11 @@ def test_long_incidents_are_no_stalls_where_too_few_short_ones_come() -> None:
     shorter_ns = (5e5 + 1e6 * rng.exponential(1, 110)).astype(np.int64)
     for short, sure in ((shorter_ns[:8], True), (shorter_ns, False)):
         amounts = np.r_[long_ns[: 30 if sure else 10], short, none][:400]
-        assert np.isfinite(_least_ns(amounts, stalls, amounts)) == sure
+        assert np.isfinite(_least_ns(amounts, stalls, _occasions(amounts, stalls))) == sure
     amounts = np.r_[long_ns, none][:400]
-    assert not np.isfinite(_least_ns(amounts, stalls, amounts[:0]))  # nothing bounds how often they stall
+    assert not np.isfinite(
+        _least_ns(amounts, stalls, _occasions(amounts[:0], stalls))
+    )  # nothing bounds how often they stall
 
 
 def test_errors_hold_where_hosts_stall(tmp_path: Path) -> None:

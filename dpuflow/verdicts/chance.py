@@ -161,11 +161,13 @@ def turn_of(hits: Bools, allowed: Bools | None = None) -> int | None:
     """
     at, n = np.flatnonzero(hits), len(hits)
     total = len(at)
+    if not total:
+        return None
     before = np.arange(total)  # hits before each of them
     apart = _likelihood(before, at) + _likelihood(total - before, n - at) - _likelihood(total, n)
     rises = before * (n - at) < (total - before) * at
     apart[~(rises if allowed is None else rises & allowed)] = 0.0
-    if not total or apart.max() <= np.log(n / RARE):
+    if apart.max() <= np.log(n / RARE):
         return None
     return int(at[np.argmax(apart)])
 
@@ -277,13 +279,15 @@ def incidents_of(
     others = amount[~is_in(rank, list(apart))]
     critical = 0 < CRITICAL_SHARE * span_ns <= others.sum()
     found = {}
+    asked: list[tuple[Ints, Floats] | None] = []  # as few stalls as there must be, as many as may be
+    if stalls is not None:
+        asked = [None, _occasions(amount[:0] if staged else others, stalls)]
+    together = [_least_ns(others, stalls, often) for often in asked] if stalls is not None else []
     for each, mine in amounts_ns.items():
         least = [0.0, 0.0 if each in apart or (stalls is None and critical) else np.inf]
         if stalls is not None and each not in apart:
-            least = [
-                min(_least_ns(some, stalls, seen) for some in (mine, others))
-                for seen in (None, amount[:0] if staged else others)
-            ]
+            alone = [_least_ns(mine, stalls, often) for often in asked]
+            least = list(map(min, alone, together))
         found[each] = Incidents(*(np.where(mine >= ns, mine, 0) for ns in least))
     return found
 
@@ -324,21 +328,24 @@ def _dealt(unit: Ints, mine: Bools, amount_ns: Ints) -> float:
     return float(np.exp(min(np.log(m).sum() - t * total for m, t in zip(mean, TILTS, strict=True))))
 
 
-def _least_ns(amount_ns: Ints, stalls: Tail, others_ns: Ints | None) -> float:
+def _least_ns(amount_ns: Ints, stalls: Tail, often: tuple[Ints, Floats] | None) -> float:
     """From which of these amounts on there are more of them than stalls make in as many acts.
 
-    At the least, as few of them are seen; or, given the amounts of all ranks (``others_ns``), at the most.
+    At the least, as few of them are seen; or, given how ``often`` they may be (``_occasions``), at the most.
     """
     amounts, total = np.sort(amount_ns[amount_ns > 0]), len(amount_ns)
-    once = stalls.share_beyond(amounts, surely=others_ns is None)
-    times = OCCASIONS[0] if others_ns is None else _occasions(others_ns, stalls, amounts)
+    if not len(amounts):
+        return np.inf
+    once = stalls.share_beyond(amounts, surely=often is None)
+    times = OCCASIONS[0] if often is None else often[1][np.searchsorted(often[0], amounts, "left")]
     chance = _chance(len(amounts) - np.arange(len(amounts)), total, 1 - (1 - once) ** times)
     sure = np.flatnonzero(chance < BEYOND)
-    return float(amounts[sure[0]]) if len(sure) else float("inf")
+    return float(amounts[sure[0]]) if len(sure) else np.inf
 
 
-def _occasions(amount_ns: Ints, stalls: Tail, least_ns: Ints) -> Floats:
-    """How often hosts stall before a collective for each of ``least_ns`` (ascending) or longer, at the most.
+def _occasions(amount_ns: Ints, stalls: Tail) -> tuple[Ints, Floats]:
+    """How often hosts stall before a collective for as long as some amounts (ascending) or longer, at the
+    most: up to each of these, and beyond them all.
 
     Stalls of shorter lengths would show as often: whatever made the incidents of all ranks (``amount_ns``, 0
     within the noise), from no length on are there more stalls than these (95 %, Wilson 1927).
@@ -348,8 +355,7 @@ def _occasions(amount_ns: Ints, stalls: Tail, least_ns: Ints) -> Floats:
     upper = (share + some / 2 + np.sqrt(some * (share * (1 - share) + some / 4))) / (1 + some)
     once = np.clip(stalls.share_beyond(amounts, surely=True), 1e-12, 1 - 1e-12)
     most = np.log1p(-np.minimum(upper, 1 - 1e-12)) / np.log1p(-once)
-    lowest = np.minimum.accumulate(np.r_[float(OCCASIONS[1]), most])
-    return lowest[np.searchsorted(amounts, least_ns, "left")]
+    return amounts, np.minimum.accumulate(np.r_[float(OCCASIONS[1]), most])
 
 
 def _chance(least: Ints, total: int, share: Floats) -> Floats:
