@@ -192,6 +192,8 @@ _FAR: Final = np.iinfo(np.int64).max
 SIGMAS: Final = 3
 """Standard deviations beyond chance that show two pipes of equally many messages to be in lockstep."""
 
+_NONE: Final = np.zeros(0, np.int64)
+
 
 class Pipe(NamedTuple):
     """One direction of one connection."""
@@ -361,14 +363,22 @@ def _in_both(
     ``common``: with which of them they may begin on all pipes that are known to be like it. ``surely``: more
     than chance gives, whatever else speaks for it.
     """
+    from dpuflow.kernels import lockstep as kernels
+
     first = max(one.first, other.first)
     stop = max(min(one.stop, other.stop), first)
     mine, theirs = (slice(first - each.first, stop - each.first) for each in (one, other))
-    if (one.slots[mine] != other.slots[theirs]).any():  # a barrier's tree before a ring's: it takes no part
-        return None
     left, right = common[mine], other.begins[theirs]
-    begin = left & right
-    lefts, rights, shared = (int(np.count_nonzero(each)) for each in (left, right, begin))
+    sizes = (
+        [_NONE, _NONE] if one.sizes is None or other.sizes is None else [one.sizes[mine], other.sizes[theirs]]
+    )
+    found = np.empty(kernels.N_FOUND, np.int64)
+    kernels.compare(
+        left.view(np.uint8), right.view(np.uint8), one.slots[mine], other.slots[theirs], *sizes, TWICE, found
+    )
+    apart, lefts, rights, shared, left_longest, right_longest, unlike = found.tolist()
+    if apart:  # a barrier's tree before a ring's: it takes no part
+        return None
     # Of many places that only look like beginnings chance gives both pipes as many as this.
     chance = lefts * rights / max(stop - first, 1)
     beyond = one.stop == other.stop and shared > chance + SIGMAS * chance**0.5
@@ -382,27 +392,16 @@ def _in_both(
         surely = min(one.first, other.first) > 1 and shared > chance + SIGMAS * chance**0.5
         if 2 * shared < max(lefts, rights) and not surely:
             return None
-        longest = max(_longest(left), _longest(right))
+        longest = max(left_longest, right_longest)
         if abs(one.stop - other.stop) > longest and not _stopped(one, other, longest):
             return None
-    if _unlike(one, other, first, begin) or _numbered_otherwise(one, other, first, begin):
+    # Channels share an operation's bytes alike.
+    begin = left & right
+    if unlike or _numbered_otherwise(one, other, first, begin):
         return None
     both = np.zeros_like(common)
     both[mine] = begin
     return both
-
-
-def _unlike(one: Pipe, other: Pipe, first: int, begin: Bools) -> bool:
-    """Whether an operation of one message on both pipes would have several times as many bytes on one.
-
-    Channels share an operation's bytes alike. ``begin`` as in ``_numbered_otherwise``.
-    """
-    if one.sizes is None or other.sizes is None:
-        return False
-    at = np.flatnonzero(begin)
-    single = first + at[:-1][np.diff(at) == 1]
-    mine, theirs = one.sizes[single - one.first], other.sizes[single - other.first]
-    return bool((np.maximum(mine, theirs) > TWICE * np.minimum(mine, theirs)).any())
 
 
 def _numbered_otherwise(one: Pipe, other: Pipe, first: int, begin: Bools) -> bool:
@@ -411,29 +410,15 @@ def _numbered_otherwise(one: Pipe, other: Pipe, first: int, begin: Bools) -> boo
     Then of operations of the same numbers hardly any overlap in time, and nearly all of those some apart do.
     ``begin``: with which of the entries from number ``first`` on an operation may begin on both.
     """
+    from dpuflow.kernels import lockstep as kernels
+
     at = np.flatnonzero(begin)
     if one.arrived is None or other.arrived is None or len(at) <= TWICE:
         return False
-    at = at + first
-    began, ended = one.arrived[at[:-1] - one.first], one.arrived[at[1:] - 1 - one.first]
-    then, until = other.arrived[at[:-1] - other.first], other.arrived[at[1:] - 1 - other.first]
-    count = len(began)
-
-    def overlap(low: int, high: int) -> float:
-        """Of operations from ``low`` and from ``high`` on the share that does."""
-        mine, theirs = slice(low, count - high), slice(high, count - low)
-        both = (began[mine] <= until[theirs]) & (then[theirs] <= ended[mine])
-        known = np.minimum(began[mine], then[theirs]) != NEVER
-        return float(both[known].mean()) if known.any() else 0.0
-
-    shifts = range(1, min(NCCL_STEPS, count - TWICE) + 1)
-    return overlap(0, 0) <= RARE and any(max(overlap(k, 0), overlap(0, k)) >= MOST for k in shifts)
-
-
-def _longest(begins: Bools) -> int:
-    """The most messages from one beginning to the next, or to the end."""
-    places = np.flatnonzero(begins)
-    return max(int(np.diff(places).max(initial=0)), len(begins) - int(places[-1]))
+    found = np.empty((1 + 2 * min(NCCL_STEPS, len(at) - 1 - TWICE), 2), np.int64)
+    kernels.overlaps(at, one.arrived[first - one.first :], other.arrived[first - other.first :], found)
+    same, *others = (both / max(known, 1) for both, known in found.tolist())
+    return same <= RARE and max(others, default=0.0) >= MOST
 
 
 def _stopped(one: Pipe, other: Pipe, longest: int) -> bool:
