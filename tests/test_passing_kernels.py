@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from dpuflow.kernels import passing
+from dpuflow.schema.rows import NEVER
 
 
 def _seen(came: np.ndarray, goes: np.ndarray, sizes: np.ndarray, behind: int) -> list[tuple[int, int]]:
@@ -50,3 +51,26 @@ def test_which_lanes_carry_the_same(seed: int) -> None:
                 came[one, :, : messages - behind].ravel(), goes[other, :, behind:].ravel(), strict=True
             )
             assert count[one, other] == sum(1 for a, b in pairs if a and a == b)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_how_long_it_took(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    operations, into, out, messages = rng.integers(1, 6, 4).tolist()
+    came = rng.integers(0, 50, (operations, into, messages))
+    left = rng.integers(0, 50, (out, operations * messages))
+    came[rng.random(came.shape) < 0.2] = NEVER
+    left[rng.random(left.shape) < 0.2] = NEVER
+    known, early = np.zeros((2, into, out), np.int64)
+    passing.handed(came, left, known, early)
+    for one in range(into):
+        for other in range(out):
+            pairs = zip(came[:, one].ravel().tolist(), left[other].tolist(), strict=True)
+            times = sorted(b - a for a, b in pairs if NEVER not in (a, b))
+            assert known[one, other] == len(times)
+            assert early[one, other] == sum(time < 0 for time in times)
+            if times:
+                places = rng.integers(0, len(times), (1, 4))
+                found, room = np.empty((1, 4), np.int64), np.empty(left.shape[1], np.int64)
+                passing.took(came, left, np.array([[one, other]]), places, room, found)
+                assert found[0].tolist() == [times[place] for place in places[0]]

@@ -19,7 +19,7 @@ from dpuflow.schema.rows import NEVER
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.arrays import Bools, Floats, Ints
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.arrays.ordering import Picked
     from dpuflow.matching import Instance
     from dpuflow.schedules.algorithms import Algorithm
@@ -89,17 +89,6 @@ def _channels(picked: Picked, shaped: Ints, ring: Ints, slices: int) -> Ints | N
     return None
 
 
-def _row_quantiles(samples: Ints, length: Ints, levels: Floats) -> Floats:
-    """Quantiles (levels, samples) of the ``length`` least of each row, as ``percentiles`` takes them."""
-    place = (length - 1) * levels
-    below = place.astype(np.int64)
-    above = np.minimum(below + 1, length - 1)
-    ordered = np.partition(samples, distinct([below, above]), axis=1)
-    row = np.arange(len(samples))
-    low, high, part = ordered[row, below], ordered[row, above], place - below
-    return np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
-
-
 def _goes_on(came: Ints, left: Ints, alike: Bools) -> Ints | None:
     """For each connection into a rank the one out of it that goes on with its messages.
 
@@ -107,20 +96,29 @@ def _goes_on(came: Ints, left: Ints, alike: Bools) -> Ints | None:
     nothing leaves before it has come; and how long that took differs least, for another one's comes as much
     before as its own goes on later. ``alike``: whose largest messages are of one size, (into, out).
     """
+    from dpuflow.kernels import passing
+
     count = came.shape[1]
     cost = np.full((count, count), np.inf)
     end = left.max(initial=0)
     longest = max(float(end - came[came != NEVER].min(initial=end)), 1.0)
+    came = np.ascontiguousarray(came)
     left = np.ascontiguousarray(left.swapaxes(0, 1)).reshape(count, -1)
-    for into in range(count):
-        known = (left != NEVER) & (came[:, into].reshape(-1) != NEVER)
-        took = np.where(known, left - came[:, into].reshape(-1), _LAST)
-        length = np.maximum(np.count_nonzero(known, axis=1), 1)
-        early = np.count_nonzero(took < 0, axis=1) / length
-        fits = alike[into] & known.any(axis=1) & (early <= 1 - EXPLAINED)
-        if fits.any():
-            low, high = _row_quantiles(took[fits], length[fits], np.array([[0.25], [0.75]]))
-            cost[into, fits] = early[fits] + (high - low) / longest
+    known, before = np.empty((2, count, count), np.int64)
+    passing.handed(came, left, known, before)
+    early = before / np.maximum(known, 1)
+    fits = alike & (known > 0) & (early <= 1 - EXPLAINED)
+    # The quarters of what it took, as ``percentiles`` takes them.
+    last = known[fits][:, None] - 1
+    place = last * np.array([0.25, 0.75])
+    below = place.astype(np.int64)
+    places = np.stack([below, np.minimum(below + 1, last)], axis=2).reshape(-1, 4)
+    found = np.empty_like(places)
+    pairs = np.ascontiguousarray(np.argwhere(fits))
+    passing.took(came, left, pairs, places, np.empty(left.shape[1], np.int64), found)
+    (low, high), part = found.reshape(-1, 2, 2).transpose(2, 0, 1), place - below
+    low, high = np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part)).T
+    cost[fits] = early[fits] + (high - low) / longest
     chosen = np.full(count, -1)
     for _ in range(count):
         into, out = divmod(int(np.argmin(cost)), count)

@@ -1,10 +1,14 @@
-"""What nodes pass on: samples of messages' bytes in, how often what left was what had come out."""
+"""What nodes pass on: samples of messages' bytes, and when messages came and left, in; how often what left
+was what had come, and how long that took, out."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from dpuflow.kernels._jit import i8, kernel, u4, void
+from dpuflow.kernels.links import select
+
+NEVER = np.int64(-(1 << 63))
 
 
 @kernel(void(u4[:, :, ::1], u4[:, :, ::1], i8, i8[:, ::1]))
@@ -51,3 +55,41 @@ def passed(came, goes, sizes, behind, known, same):  # type: ignore[no-untyped-d
             elif not is_usual or here != usual:
                 known[at + behind] += 1
                 same[at + behind] += 1
+
+
+@kernel(void(i8[:, :, ::1], i8[:, ::1], i8[:, ::1], i8[:, ::1]))
+def handed(came, left, known, early):  # type: ignore[no-untyped-def]
+    """Of each connection's messages that ``came`` (operations, connections, messages) and each one's that
+    ``left`` (connections, messages of all operations) of how many both times are ``known``, and how many left
+    before they came."""
+    messages = came.shape[2]
+    for one in range(came.shape[1]):
+        for other in range(left.shape[0]):
+            both, before = np.int64(0), np.int64(0)
+            for operation in range(came.shape[0]):
+                for at in range(messages):
+                    here, there = came[operation, one, at], left[other, operation * messages + at]
+                    if here != NEVER and there != NEVER:
+                        both += 1
+                        before += there < here
+            known[one, other] = both
+            early[one, other] = before
+
+
+@kernel(void(i8[:, :, ::1], i8[:, ::1], i8[:, ::1], i8[:, ::1], i8[::1], i8[:, ::1]))
+def took(came, left, pairs, places, room, found):  # type: ignore[no-untyped-def]
+    """How long it took from one connection's messages to another's, for each of ``pairs`` of these: what is
+    at ``places`` of the sorted times. ``room`` has an element for each message of a connection."""
+    messages = came.shape[2]
+    for pair in range(pairs.shape[0]):
+        one, other = pairs[pair, 0], pairs[pair, 1]
+        n = np.int64(0)
+        for operation in range(came.shape[0]):
+            for at in range(messages):
+                here, there = came[operation, one, at], left[other, operation * messages + at]
+                if here != NEVER and there != NEVER:
+                    room[n] = there - here
+                    n += 1
+        for k in range(places.shape[1]):
+            select(room, np.int64(0), n, places[pair, k])
+            found[pair, k] = room[places[pair, k]]
