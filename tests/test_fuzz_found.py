@@ -342,7 +342,8 @@ def test_a_message_that_nobody_saw_arrive_is_not_held_up_for_centuries():
             return columns
 
     repeats = SimpleNamespace(without=lambda rows, again: again, answered_ns=10**6)
-    case = SimpleNamespace(sent=Sent(), repeats=repeats, joined=SimpleNamespace(transfers=part))
+    joined = SimpleNamespace(transfers=part)
+    case = SimpleNamespace(sent=Sent(), repeats=repeats, joined=joined, held_of={})
     since, until = losses.held_by_losses(case, 0)
     assert (until - sent).tolist() == [100, 500, 10**7]
     assert (until - since).tolist() == [0, 400, 10**7 - 100]

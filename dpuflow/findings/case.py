@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import field
 from functools import cached_property
 from typing import TYPE_CHECKING, Final
 
@@ -55,6 +55,8 @@ class Case:
     instances: Sequence[Instance]
     inferred: Inferred
     result: Analysis
+    # By sender: stretches in which losses held its messages up (``losses.held_by_losses``).
+    held_of: dict[int, NDArray[np.int64]] = field(default_factory=dict)
 
     @cached_property
     def received(self) -> ByEnd:

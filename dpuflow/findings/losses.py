@@ -65,9 +65,8 @@ def find_losses(case: Case) -> Iterator[Finding]:
         )
         held, shown = [], []
         for sender in senders:
-            columns = _of_losses(case, sender)
-            held.append(held_up(columns))
-            shown.append((sent[sender], columns[AGAIN].copy()))
+            held.append(held_by_losses(case, sender))
+            shown.append((sent[sender], _sent_again(case, sender)[AGAIN].copy()))
         stretches = np.concatenate(held, axis=1)
         held_ns = covered_ns(stretches)
         if not held_ns:
@@ -109,14 +108,22 @@ def find_losses(case: Case) -> Iterator[Finding]:
         )
 
 
-def _of_losses(case: Case, sender: int) -> NDArray[np.int64]:
+def _sent_again(case: Case, sender: int) -> NDArray[np.int64]:
     """As from ``ByEnd``, of what was sent again that of which something was lost."""
+    from dpuflow.kernels.links import AGAIN
+
+    columns = case.sent.columns(sender)
+    columns[AGAIN] = case.repeats.without(case.sent[sender], columns[AGAIN])
+    return columns
+
+
+def _of_losses(case: Case, sender: int) -> NDArray[np.int64]:
+    """The same, under way until it was there."""
     from dpuflow.kernels.links import AGAIN, UNDER_WAY
 
-    rows, columns = case.sent[sender], case.sent.columns(sender)
-    columns[AGAIN] = case.repeats.without(rows, columns[AGAIN])
+    columns = _sent_again(case, sender)
     again = np.flatnonzero(columns[AGAIN])
-    part = case.joined.transfers[rows[again]]
+    part = case.joined.transfers[case.sent[sender][again]]
     # What came only after a timeout left in time: it was under way until it was there, or acknowledged.
     acked, sent = part["acked_ns"], part["sent_ns"]
     there = np.where((part["seen"] & Seen.AT_RECEIVER) != 0, part["arrived_end_ns"], acked)
@@ -130,7 +137,9 @@ def _of_losses(case: Case, sender: int) -> NDArray[np.int64]:
 
 def held_by_losses(case: Case, sender: int) -> NDArray[np.int64]:
     """From when to when a sender's messages were held up by losses; two rows."""
-    return held_up(_of_losses(case, sender))
+    if sender not in case.held_of:
+        case.held_of[sender] = held_up(_of_losses(case, sender))
+    return case.held_of[sender]
 
 
 def _besides(needless: int) -> str:

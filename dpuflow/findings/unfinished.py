@@ -233,8 +233,10 @@ def _missing(part: Sequence[Rest], acted: frozenset[int]) -> frozenset[int]:
 
 
 def _first_signs(rows: Rows | Picked) -> Ints:
-    times = np.stack([rows[name] for name in ("offer_ns", "grant_ns", "data_ns", "arrived_ns")])
-    first: Ints = np.where(times == NEVER, np.iinfo(np.int64).max, times).min(axis=0)
+    first = np.full(len(rows), np.iinfo(np.int64).max)
+    for name in ("offer_ns", "grant_ns", "data_ns", "arrived_ns"):
+        times = rows[name]
+        np.minimum(first, times, out=first, where=times != NEVER)
     return first
 
 

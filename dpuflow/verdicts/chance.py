@@ -175,7 +175,9 @@ def turn_of(hits: Bools, allowed: Bools | None = None) -> int | None:
 def _likelihood(hits: Ints | int, of: Ints | int) -> Floats:
     """The log-likelihood of so many hits among independent events, at their own rate."""
     count, whole = np.asarray(hits, np.float64), np.asarray(of, np.float64)
-    rate = np.clip(count / np.maximum(whole, 1), 1e-12, 1 - 1e-12)
+    rate = np.minimum(
+        np.maximum(count / np.maximum(whole, 1), 1e-12), 1 - 1e-12
+    )  # np.clip takes twice as long
     return np.asarray(count * np.log(rate) + (whole - count) * np.log(1 - rate), np.float64)
 
 
