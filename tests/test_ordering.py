@@ -26,7 +26,7 @@ from dpuflow.arrays.ordering import (
 from dpuflow.arrays.quantiles import middle, middle_of_others
 from dpuflow.entries.reactions import FEWEST, PAIRED, apart_ns
 from dpuflow.kernels import ordering as kernels
-from dpuflow.schema.rows import EXCHANGE, NEVER
+from dpuflow.schema.rows import EXCHANGE, NEVER, MessageFlag, Role
 
 
 @pytest.mark.parametrize("seed", range(60))
@@ -218,3 +218,13 @@ def test_few_numbers_are_taken_as_numpy_takes_them() -> None:
                 assert median_of(values) == np.median(values)
     assert distinct([[3, 1], [1, 2]]).tolist() == [1, 2, 3]
     assert np.isnan([median_of([]), median_of([1.0, np.nan, 0.0])]).all()
+
+
+def test_a_column_is_compared_with_what_its_numbers_stand_for_as_with_the_number() -> None:
+    """Of its own type: a column of bytes does not become one of int64 first; and sums are as ever."""
+    column = np.array([0, 3, 4, 255], np.uint8)
+    assert (column == Role.GRANT).tolist() == (column == int(Role.GRANT)).tolist()
+    assert (column > Role.GRANT).tolist() == [False, True, True, True]
+    assert (column & MessageFlag.GAP).tolist() == [0, 0, 4, 4]
+    assert (column & MessageFlag.GAP).dtype == np.uint8
+    assert (column + Role.GRANT).dtype == np.int64

@@ -6,15 +6,13 @@ Declared field by field, as in ``schema``. Times are integer nanoseconds on the 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from enum import IntEnum
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import Places, is_in
-from dpuflow.schema.rows import NEVER, NONE32, Wire, make_record
+from dpuflow.schema.rows import NEVER, NONE32, Code, Wire, make_record
 
 if TYPE_CHECKING:
     from dpuflow.arrays import Bools, Ints
@@ -42,7 +40,7 @@ EXPLAINED: Final = 0.9
 """A schedule that a tenth of the messages contradict is not what ran."""
 
 
-class Rule(IntEnum):
+class Rule(Code):
     """What an entry rests on; RULES has the sentences."""
 
     UNSEEN = 0
