@@ -19,7 +19,8 @@ _I8 = i8[::1]
 def compare(left, right, slots, others, sizes, theirs, several, found):  # type: ignore[no-untyped-def]
     """Fill ``found`` for as many messages of two connections: with which an operation may begin (``left``,
     ``right``), their slots and sizes (none where these are not known)."""
-    found[:] = 0
+    for k in range(found.shape[0]):
+        found[k] = 0
     n = left.shape[0]
     lefts_at, rights_at = np.int64(-1), np.int64(-1)
     for k in range(n):
@@ -45,19 +46,20 @@ def compare(left, right, slots, others, sizes, theirs, several, found):  # type:
 
 
 @inlined
-def _overlap(at, one, other, low, high, found):  # type: ignore[no-untyped-def]
-    """Of operations from ``low`` on the one connection and from ``high`` on the other those that overlap, and
-    those of which the beginnings are known."""
-    found[0] = 0
-    found[1] = 0
+def _overlap(at, one, other, low, high, found, row):  # type: ignore[no-untyped-def]
+    """Write to a ``row`` of ``found``, of operations from ``low`` on the one connection and from ``high`` on
+    the other, how many overlap, and of how many the beginnings are known."""
+    both, known = np.int64(0), np.int64(0)
     for k in range(at.shape[0] - 1 - low - high):
         mine, theirs = k + low, k + high
         began, then = one[at[mine]], other[at[theirs]]
         if began == NEVER or then == NEVER:
             continue
-        found[1] += 1
+        known += 1
         if began <= other[at[theirs + 1] - 1] and then <= one[at[mine + 1] - 1]:
-            found[0] += 1
+            both += 1
+    found[row, 0] = both
+    found[row, 1] = known
 
 
 @kernel(void(_I8, _I8, _I8, i8[:, ::1]))
@@ -67,7 +69,7 @@ def overlaps(at, one, other, found):  # type: ignore[no-untyped-def]
 
     Operation k has the messages ``at[k]`` to ``at[k + 1]``; ``one`` and ``other``: when each arrived.
     """
-    _overlap(at, one, other, 0, 0, found[0])
+    _overlap(at, one, other, 0, 0, found, 0)
     for shift in range(1, (found.shape[0] + 1) // 2):
-        _overlap(at, one, other, shift, 0, found[2 * shift - 1])
-        _overlap(at, one, other, 0, shift, found[2 * shift])
+        _overlap(at, one, other, shift, 0, found, 2 * shift - 1)
+        _overlap(at, one, other, 0, shift, found, 2 * shift)

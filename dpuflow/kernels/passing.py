@@ -44,7 +44,8 @@ def passed(came, goes, sizes, behind, known, same):  # type: ignore[no-untyped-d
     for operation in range(came.shape[0]):
         for at in range(came.shape[1]):
             often += came[operation, at] == usual
-    is_usual = came.size > 1 and 2 * often > came.size
+    count = came.shape[0] * came.shape[1]
+    is_usual = count > 1 and 2 * often > count
     for operation in range(came.shape[0]):
         for at in range(came.shape[1] - behind):
             here, there = came[operation, at], goes[operation, at + behind]
