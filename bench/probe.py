@@ -30,6 +30,10 @@ if TYPE_CHECKING:
 
     from dpuflow.schema.tables import Block
 
+# As the command does: threads of NumPy's linear algebra would spin for some ms, as long as a million packets
+# take to parse.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+
 
 class _Reader:
     """``read_blocks`` over one file, and the addresses behind its endpoint rows."""
