@@ -6,6 +6,7 @@ Declared field by field, as in ``schema``. Times are integer nanoseconds on the 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
