@@ -47,7 +47,7 @@ def stages(
     causes = causes_of(instances, entries, relative, charges, slow, no_waits(entries, instances))
     step = find_steps(instances, entries, of)[1]
     kept = np.zeros(len(step), np.int64) if excused is None else excused(entries)
-    own = own_lateness(instances, entries, relative, causes, of, kept)
+    own = own_lateness(instances, entries, relative, causes, of, of, kept)
     worked_ns, stalled = (
         find_work(entries, step).ns,
         stalls(entries, exchanges, instances, of[entries.collective]),
@@ -289,7 +289,7 @@ def test_point_to_point_transfers_are_no_verdict() -> None:
         instances, entries, relative, charges, np.zeros(len(entries.rule), bool), no_waits(entries, instances)
     )
     step = np.full(len(entries.rule), -1)
-    own = own_lateness(instances, entries, relative, causes, group, np.zeros(len(step), np.int64))
+    own = own_lateness(instances, entries, relative, causes, group, group, np.zeros(len(step), np.int64))
     assert judge(Evidence(instances, entries, relative, charges, causes, own, group, step, 0)) == []
 
 

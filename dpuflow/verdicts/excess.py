@@ -185,12 +185,22 @@ def tied_rows(instances: Sequence[Instance], entries: Entries) -> Bools:
     return tied[entries.collective] if len(instances) else np.zeros(0, bool)
 
 
+def _often(entries: Entries, known: Bools, kind: Ints) -> Bools:
+    """Rows of kinds of operations of which each rank has enough to tell how its work before them scatters."""
+    kinds, ends = (int(of.max(initial=0)) + 1 for of in (kind, entries.endpoint))
+    pair = (kind * ends + entries.endpoint)[known]
+    count = np.bincount(pair, minlength=kinds * ends).reshape(kinds, ends)
+    least = np.where(count > 0, count, len(kind)).min(axis=1) * (count > 0).any(axis=1)
+    return np.asarray(least[kind] >= FEWEST_IN_HEAPS, np.bool_)
+
+
 def own_lateness(
     instances: Sequence[Instance],
     entries: Entries,
     relative: Relative,
     causes: Causes,
     group: Ints,
+    kind: Ints,
     excused_ns: Ints,
 ) -> Own:
     """How much of each rank's lateness is its own: it worked longer than its peers, beyond the noise.
@@ -205,7 +215,11 @@ def own_lateness(
     usual = tied & (causes.usual > 0) & entries.exact & (relative.bound == AT_MOST)
     known |= usual
     excess = np.where(known, causes.excess_ns, NEVER)
-    sigma, floor = sigmas_of(entries, excess.astype(np.float64), known, group[entries.collective])
+    longer, of_kind = excess.astype(np.float64), kind[entries.collective]
+    sigma, floor = sigmas_of(entries, longer, known, group[entries.collective])
+    often = _often(entries, known, of_kind)
+    if often.any():  # work before one operation scatters otherwise than before another
+        sigma = np.where(often, sigmas_of(entries, longer, known & often, of_kind * often)[0], sigma)
     lateness = np.where(usual, np.minimum(excess, relative.lateness_ns), relative.lateness_ns)
     amount, beyond = np.minimum(excess, lateness), np.maximum(SIGMAS * sigma, floor)
     told = np.array([CAUSES[c] in ("compute", "host", "none") for c in range(len(CAUSES))])

@@ -240,7 +240,7 @@ def _evidence(
     slow = slow_rows(traffic.links, entries)
     causes = causes_of(instances, dated, relative, charges, slow, _waits(read, traffic))
     excused = excused_ns(exchanges, instances, dated, traffic.held_up)
-    own = own_lateness(instances, dated, relative, causes, group_of, excused)
+    own = own_lateness(instances, dated, relative, causes, group_of, read.kind, excused)
     compared, stages = compare_stages(pipelines, instances, entries)
     own, causes = with_stages(own, causes, compared)
     stalled = stalls(entries, exchanges, instances, group_of[entries.collective])

@@ -56,6 +56,7 @@ class Work(NamedTuple):
     rows: Ints  # of Entries: the sender's
     own_ns: Ints
     most_ns: Ints  # the same at the most, where its receiver may have held it; else NEVER
+    blocked_ns: Ints  # for so much of own_ns it may have waited for its last data to leave
     unit: Ints  # the step each belongs to, else a running number
     after: Ints  # row of Entries that it follows from: input or last send; -1: neither
 
@@ -158,6 +159,7 @@ class _Edge:
         self.by_arrival = rows[np.argsort(entries.leave_ns[rows + 1], kind="stable")]
         self.sent_ns = entries.enter_ns[self.rows]
         self.credit_ns = entries.credit_ns[self.rows]
+        self.gone_ns = entries.idle_ns[self.rows]
         self.arrived_ns = entries.leave_ns[self.by_arrival + 1]
         self.taken_ns = taken[self.by_arrival + 1]
         self.unit = self.unit_of_arrival = np.arange(len(rows))
@@ -230,7 +232,7 @@ def _work(
     book, source = out[way], into[way]
     if book is None:
         return None
-    since, after = _last_act(book, [each for each in out if each is not None])
+    since, after, gone = _last_act(book, [each for each in out if each is not None])
     number = book.unit
     known = np.ones(len(number), bool)
     if source is None and schedule == "1f1b":  # an end: what comes back is worked on, and the next
@@ -248,16 +250,22 @@ def _work(
         known &= within == 0
     own = np.maximum(book.sent_ns - since - within, 0)
     told, most = np.where(known & ~held, own, NEVER), np.where(known & held, own, NEVER)
-    return Work(book.rows, told, most, number, np.where(known & (within == 0), after, -1))
+    blocked = np.clip(np.minimum(gone, book.sent_ns) - np.maximum(since, 0), 0, own)
+    after = np.where(known & (within == 0), after, -1)
+    return Work(book.rows, told, most, np.where(since != NEVER, blocked, 0), number, after)
 
 
-def _last_act(book: _Edge, books: Sequence[_Edge]) -> tuple[Ints, Ints]:
-    """When the stage had last sent on any of ``books`` before each send of ``book``, and what; else NEVER."""
-    acts, acted = (np.concatenate(each) for each in ([b.sent_ns for b in books], [b.rows for b in books]))
+def _last_act(book: _Edge, books: Sequence[_Edge]) -> tuple[Ints, Ints, Ints]:
+    """When the stage had last sent on any of ``books`` before each send of ``book``, and what; and when all
+    that it had sent until then had left. NEVER without."""
+    acts, acted, gone = (
+        np.concatenate([getattr(b, name) for b in books]) for name in ("sent_ns", "rows", "gone_ns")
+    )
     order = np.argsort(acts, kind="stable")
     before = np.searchsorted(acts[order], book.sent_ns, "left") - 1
-    since, after = (np.where(before >= 0, each[order][before], NEVER) for each in (acts, acted))
-    return since, after
+    columns = acts[order], acted[order], np.maximum.accumulate(gone[order])
+    since, after, left = (np.where(before >= 0, each[before], NEVER) for each in columns)
+    return since, after, left
 
 
 def _since_input(

@@ -57,7 +57,8 @@ class Compared(NamedTuple):
     excess_ns: Ints  # how much longer the stage worked for it than its peers; NEVER where not known
     amount_ns: Ints  # the same, 0 within the noise, and within what a design explains
     sigma_ns: Floats  # one standard deviation of the excess
-    design_ns: Floats  # so much longer it may work by design; 0 beside replicas
+    design_ns: Floats  # so much longer it may work unnoticed: by design, not beside replicas; or as its peers
+    # may have waited
 
 
 class _Acts(NamedTuple):
@@ -69,6 +70,7 @@ class _Acts(NamedTuple):
     unit: Ints  # the step, or the running number of a message
     place: Ints  # ... and the act's number in it; 0 where acts of a unit are compared in one
     share: Floats  # of each act in that time, where it is that of several
+    blocked_ns: Ints  # for so much of that it may have waited for what it had sent
 
 
 class _Beside(NamedTuple):
@@ -78,6 +80,7 @@ class _Beside(NamedTuple):
     own_ns: Floats  # how long it worked
     beyond_ns: Floats  # how much longer than its peers for the like
     peers: list[float]  # how long each of these usually works
+    blocked_ns: float = 0.0  # ... of which it may usually have waited so long for what it had sent
 
 
 def compare_stages(
@@ -200,7 +203,8 @@ def _acts_of(end: int, ties: Bools, single: Bools, entries: Entries, follows: In
     for kind, each in enumerate((~tying, tying)):
         mine = unit[each]
         place[each] = 2 * (np.arange(len(mine)) - np.searchsorted(mine, mine)) + kind
-    return _Acts(rows, own, unit << 32 | place, unit, place, np.ones(len(rows)))
+    none = np.zeros(len(rows), np.int64)
+    return _Acts(rows, own, unit << 32 | place, unit, place, np.ones(len(rows)), none)
 
 
 def _last_acts(when: Ints, tying: Bools, came: Ints) -> tuple[Ints, Ints]:
@@ -227,8 +231,9 @@ def _together(works: Sequence[Work | None], entries: Entries) -> _Acts | None:
     told = [work for work in works if work is not None]
     if not told:
         return None
-    rows, unit, own = (
-        np.concatenate([getattr(work, name) for work in told]) for name in ("rows", "unit", "own_ns")
+    rows, unit, own, blocked = (
+        np.concatenate([getattr(work, name) for work in told])
+        for name in ("rows", "unit", "own_ns", "blocked_ns")
     )
     own = np.where((unit >= 0) & (entries.retransmitted[rows] == 0), own, NEVER)
     whole, way = own.astype(np.float64), np.repeat(np.arange(len(told)), [len(work.rows) for work in told])
@@ -239,7 +244,7 @@ def _together(works: Sequence[Work | None], entries: Entries) -> _Acts | None:
     known = (own != NEVER) & np.isfinite(whole)
     share = np.where(known, own / np.where(known & (whole > 0), whole, 1), 1)
     both: Ints = np.where(known, whole, NEVER).astype(np.int64)
-    return _Acts(rows, both[None], unit, unit, np.zeros(len(rows), np.int64), share)
+    return _Acts(rows, both[None], unit, unit, np.zeros(len(rows), np.int64), share, blocked)
 
 
 def _means(values: Ints, of: Ints) -> dict[int, float]:
@@ -278,7 +283,11 @@ def _beside(acts: _Acts, others: Sequence[_Acts]) -> _Beside:
                 least = float(median_of([each[place] for each in rule if place in each]))
                 usual[here] = np.maximum(usual[here], least)
         beyond.append(own[known] - usual)
-    return _Beside(known, acts.own_ns[0][known].astype(np.float64), np.min(beyond, axis=0), peers)
+    blocked = [
+        float(np.median(each.blocked_ns[told])) for each in others if (told := each.own_ns[0] != NEVER).any()
+    ]
+    kept = float(np.median(blocked)) if blocked else 0.0
+    return _Beside(known, acts.own_ns[0][known].astype(np.float64), np.min(beyond, axis=0), peers, kept)
 
 
 def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compared:
@@ -286,7 +295,8 @@ def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compa
 
     Where stages may differ by design only a stage that as a rule takes longer than that explains is late, or
     what is longer than it works as a rule, both by itself and beside its peers: of a single peer nobody knows
-    how far apart they may be (``alone``; None: beside replicas).
+    how far apart they may be (``alone``; None: beside replicas). What its peers may have waited accuses
+    nobody, and hides as much.
     """
     own, beyond, noise, design = told.own_ns, told.beyond_ns, SIGMAS * sigma, 0.0
     amount = np.where(beyond > noise, beyond, 0)
@@ -300,7 +310,7 @@ def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compa
     excess, amounts = np.full(count, NEVER), np.zeros(count, np.int64)
     if told.peers:
         excess[told.known], amounts[told.known] = share * beyond, share * amount
-    return Compared(acts.rows, excess, amounts, sigma * acts.share, design * acts.share)
+    return Compared(acts.rows, excess, amounts, sigma * acts.share, (design + told.blocked_ns) * acts.share)
 
 
 def _describe(stage: Stage, acts: _Acts, part: Compared) -> None:
