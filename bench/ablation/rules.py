@@ -165,7 +165,7 @@ MATCHING: Final = _of("matching", [
     ("sequenced", _says(np.zeros(0, np.int64)), "scan_rows"),
     ("tagged", _says(np.zeros(0, np.int64)), "nonblocking_rows"),
     ("streams", lambda result, args: [args[1]], "sessions"),
-    ("lanes", lambda result, args: np.ones_like(result), "_telling"),
+    ("lanes", _says(-1), "_usual"),
     ("sequenced", _says([]), "cut_streams"),
     ("layouts", _says(None), "_in_order _known"),
 ])  # fmt: skip

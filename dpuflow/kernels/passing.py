@@ -26,26 +26,30 @@ def alike(came, goes, behind, count):  # type: ignore[no-untyped-def]
             count[one, other] = found
 
 
-@kernel(void(u4[:, ::1], u4[:, ::1], i8[::1], i8, i8[::1], i8[::1]))
-def passed(came, goes, sizes, behind, known, same):  # type: ignore[no-untyped-def]
+@kernel(i8(u4[:, ::1]))
+def usual(samples):  # type: ignore[no-untyped-def]
+    """The value that more than half of several ``samples`` have; -1 where there is none."""
+    # If there is one it is what is left of pairs of different ones.
+    value, votes = np.int64(-1), np.int64(0)
+    for operation in range(samples.shape[0]):
+        for at in range(samples.shape[1]):
+            if votes == 0:
+                value = np.int64(samples[operation, at])
+            votes += 1 if samples[operation, at] == value else -1
+    often, count = np.int64(0), samples.shape[0] * samples.shape[1]
+    for operation in range(samples.shape[0]):
+        for at in range(samples.shape[1]):
+            often += samples[operation, at] == value
+    return value if count > 1 and 2 * often > count else np.int64(-1)
+
+
+@kernel(void(u4[:, ::1], u4[:, ::1], i8[::1], i8, i8, i8[::1], i8[::1]))
+def passed(came, goes, sizes, behind, ignored, known, same):  # type: ignore[no-untyped-def]
     """Add for each place of a message that ``goes`` on (operations, messages) in how many operations it was
     seen together with the one so many ``behind`` it that ``came``, and in how many it was the same.
 
-    What most messages of a lane carry tells nothing where both are the same. ``sizes``: of what goes.
+    Both the same and ``ignored`` tell nothing. ``sizes``: of what goes.
     """
-    # If one value is that of more than half of all, it is what is left of pairs of different ones.
-    usual, votes = came[0, 0], np.int64(0)
-    for operation in range(came.shape[0]):
-        for at in range(came.shape[1]):
-            if votes == 0:
-                usual = came[operation, at]
-            votes += 1 if came[operation, at] == usual else -1
-    often = np.int64(0)
-    for operation in range(came.shape[0]):
-        for at in range(came.shape[1]):
-            often += came[operation, at] == usual
-    count = came.shape[0] * came.shape[1]
-    is_usual = count > 1 and 2 * often > count
     for operation in range(came.shape[0]):
         for at in range(came.shape[1] - behind):
             here, there = came[operation, at], goes[operation, at + behind]
@@ -53,7 +57,7 @@ def passed(came, goes, sizes, behind, known, same):  # type: ignore[no-untyped-d
                 continue
             if here != there:
                 known[at + behind] += 1
-            elif not is_usual or here != usual:
+            elif here != ignored:
                 known[at + behind] += 1
                 same[at + behind] += 1
 

@@ -170,8 +170,19 @@ def passed_on(hops: Iterable[tuple[Sequence[Lane], Sequence[Lane]]], behind: int
                 continue
             each = found.setdefault(length, Passed(*np.zeros((2, length), np.int64)))
             for one, other in _paired(came[length], goes, behind):
-                passing.passed(one.samples, other.samples, other.sizes, behind, each.known, each.same)
+                ignored = _usual(one.samples)
+                passing.passed(
+                    one.samples, other.samples, other.sizes, behind, ignored, each.known, each.same
+                )
     return found
+
+
+def _usual(samples: NDArray[np.uint32]) -> int:
+    """What most of a lane's messages carry, which tells nothing where it is passed on; -1: nothing."""
+    from dpuflow.kernels import passing
+
+    value: int = passing.usual(samples)
+    return value
 
 
 def _paired(came: Sequence[Lane], goes: Sequence[Lane], behind: int) -> list[tuple[Lane, Lane]]:
