@@ -235,16 +235,18 @@ class _Segmenter:
 
     def _ahead(self) -> list[tuple[int, int]]:
         """The edges of the next messages, in order of time."""
-        at, end, edges = self.streams.at, self.streams.end, self.streams.edges
-        count = np.minimum(end - at, ALIGNMENTS)
-        times = self.starts[self.streams.rows[spans(at, count)]]
-        # No message of a stream is before one ahead of it: the latest so far, of all streams in one pass.
-        which = np.repeat(np.arange(len(edges)), count)
-        place = np.searchsorted(np.sort(times), times)
-        order = np.argsort(
-            np.maximum.accumulate(which * len(times) + place) - which * len(times), kind="stable"
-        )
-        return [edges[i] for i in which[order[:ALIGNMENTS]].tolist()]
+        rows, at, end = self.streams.rows, self.streams.at, self.streams.end
+        left = np.flatnonzero(at < end)
+        first = self.starts[rows[at[left]]]
+        if len(left) > ALIGNMENTS:  # what begins later than so many others is not among the next
+            left = left[first <= np.partition(first, ALIGNMENTS - 1)[ALIGNMENTS - 1]]
+        times = [
+            np.maximum.accumulate(self.starts[rows[low : min(high, low + ALIGNMENTS)]])
+            for low, high in zip(at[left].tolist(), end[left].tolist(), strict=True)
+        ]
+        which = np.repeat(left, list(map(len, times)))
+        order = np.argsort(np.concatenate(times), kind="stable")[:ALIGNMENTS]
+        return [self.streams.edges[i] for i in which[order].tolist()]
 
     def _beginnings(self) -> list[Ints]:
         """What to drop of each stream so that a collective may begin behind it: where a sender paused.
