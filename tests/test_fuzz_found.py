@@ -198,7 +198,8 @@ def test_a_gap_of_gigabytes_between_small_messages_takes_no_memory(missing: int,
 def test_a_stage_without_any_input_seen_is_no_crash():
     """All that a pipeline's link carried came after its capture had ended."""
     nothing = SimpleNamespace(arrived_ns=np.zeros(0, np.int64))
-    arrived, of = pipelines._inputs(nothing, np.array([5, 9]), np.array([schema.NEVER, schema.NEVER]))
+    book = SimpleNamespace(sent_ns=np.array([5, 9]))
+    arrived, of = pipelines._inputs(nothing, book, np.array([schema.NEVER, schema.NEVER]))
     assert arrived.tolist() == [schema.NEVER] * 2
     assert of.tolist() == [-1, -1]
 
@@ -355,7 +356,7 @@ def test_pipelines_whose_transfers_have_no_times_are_none():
     orders = [[0, 1], [1, 0]] * 3
     instances = [Instance(np.zeros(0, np.int64), Op.SEND_RECV, order, size=8, view=view) for order in orders]
     entries = SimpleNamespace(
-        offsets=np.arange(0, 14, 2), enter_ns=none, leave_ns=none, credit_ns=none,
+        offsets=np.arange(0, 14, 2), enter_ns=none, leave_ns=none, idle_ns=none, credit_ns=none,
         collective=np.repeat(np.arange(6), 2), endpoint=np.concatenate(orders),
     )  # fmt: skip
     assert pipelines.find_pipelines(instances, entries, np.full(12, -1), none) == []

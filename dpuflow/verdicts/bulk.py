@@ -171,7 +171,7 @@ def _pieced(exchanges: Rows, instances: Sequence[Instance], entries: Entries) ->
     pieces = [
         piece
         for end, told, mine in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
-        for piece in (mine if len(told) or len(mine) < 2 else _merged(exchanges, mine, entries, tied(end)))
+        for piece in (mine if len(told) else _by_entries(exchanges, mine, entries, tied(end)))
     ]
     return _made(exchanges, pieces)[0]
 
@@ -218,7 +218,9 @@ def _by_entries(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Int
 
     Who is handed caches faster than the path moves them has always some under way, and no pause parts them.
     """
-    merged = _merged(exchanges, pieces, entries, tied)
+    merged = _merged(exchanges, pieces, entries, tied) if len(pieces) > 1 else pieces
+    if sum(map(len, pieces)) < FEWEST_PAUSES * FEWEST:
+        return merged
     alike = len({int(exchanges["bytes"][piece].sum()) for piece in merged}) == 1
     if alike and len(merged) >= FEWEST_PAUSES:
         return merged
