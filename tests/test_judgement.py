@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Mapping
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -16,7 +18,7 @@ from dpuflow.results import Lateness
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.causes import causes_of
 from dpuflow.verdicts.chance import onset_of
-from dpuflow.verdicts.excess import Charges, Evidence, charge, own_lateness, scatter_of
+from dpuflow.verdicts.excess import Charges, Evidence, _often, charge, own_lateness, scatter_of
 from dpuflow.verdicts.judgement import Judgement, judge
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.pauses import find_work, pause_sentences, worked_ns
@@ -529,3 +531,13 @@ def test_a_late_receiver_of_a_broadcast_is_not_hidden_by_those_that_wait_for_the
     found = job("rendezvous", Op.BROADCAST, "linear", 4, {1: 4 * MS})
     assert [j.endpoint for j in found if j.verdict == "late"] == [1]
     assert (found[1].steadiness, found[1].cause) == ("persistent", "compute")
+
+
+def test_work_scatters_by_itself_before_operations_of_which_each_rank_has_enough() -> None:
+    ends, kind = np.tile([0, 1], 20), np.repeat([0, 1], 20)
+    entries = cast(Entries, SimpleNamespace(endpoint=ends))
+    known = np.ones(40, bool)
+    assert not _often(entries, known, kind).any()  # ten of each
+    assert _often(entries, known, np.zeros(40, np.int64)).all()
+    known[ends == 1] = np.arange(20) < 3
+    assert not _often(entries, known, np.zeros(40, np.int64)).any()

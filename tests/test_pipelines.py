@@ -327,3 +327,15 @@ def test_inputs_that_nobody_saw_cost_their_step(lost: tuple[int, ...]) -> None:
     told = kept & ~np.isin(steps, steps[list(lost)])
     assert (sent - arrived)[told].tolist() == [10 * MS] * int(told.sum())
     assert (of[~told] == -1).all()
+
+
+def test_what_its_peers_may_have_waited_clears_no_stage() -> None:
+    """Its only peer seems to work as long, but for what it may have waited for its own data to leave."""
+    acts = SimpleNamespace(rows=np.arange(32), share=np.ones(32))
+    own = np.full(32, 2_000_000.0)
+    free, blocked = (
+        stages._Beside(np.ones(32, bool), own, own * 0, [2_000_000.0, 1_900_000.0], ns)
+        for ns in (0.0, 900_000.0)
+    )
+    design = [stages._late(acts, told, 10_000, False).design_ns for told in (free, blocked)]  # type: ignore[arg-type]
+    assert (design[1] - design[0] == 900_000).all()
