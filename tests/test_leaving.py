@@ -136,3 +136,23 @@ def test_who_was_not_seen_to_get_all_that_was_announced_is_not_blamed_for_what_c
     assert entries.idle_ns[FIRST] == NEVER
     assert causes.excess_ns[SECOND] == NEVER
     assert causes.cause[SECOND] != COMPUTE
+
+
+@pytest.mark.parametrize(("wire", "sooner"), [(Wire.OB1_MATCH, True), (Wire.ROCE_SEND, False)])
+def test_a_root_has_left_when_its_socket_took_what_a_slow_link_still_carries(
+    wire: Wire, *, sooner: bool
+) -> None:
+    """Two broadcasts; data of the first takes 40 ms to leave. Its root may call the second before."""
+    world = World("eager")
+    for enter in (0, 50 * MS):
+        world.play(algorithm_of(Op.BROADCAST, "linear"), 4096, dict.fromkeys(range(3), enter))
+    transfers = world.transfers()
+    transfers["wire"] = wire
+    exchanges = build_exchanges(transfers)
+    first = exchanges["data_ns"] < exchanges["data_ns"].min() + 25 * MS
+    exchanges["data_end_ns"][first] += 40 * MS
+    entries = build_entries(exchanges, world.instances(exchanges))
+    second = len(world.played[0].ranks)  # the root's row
+    began = int(entries.enter_ns[0])
+    assert entries.leave_ns[0] >= began + 40 * MS
+    assert (entries.since_ns[second] < began + MS) == sooner
