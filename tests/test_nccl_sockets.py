@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,10 +12,11 @@ from synth_worlds import loop, settings
 
 import dpuflow
 from bench.accuracy.midjob import KINDS, cut, windows, within
+from bench.robustness.cases import draw
 from dpuflow.reports.text import text_lines
 from dpuflow.synth.case import write_case
 from dpuflow.synth.observe import epoch_ns
-from dpuflow.synth.scenario import Scenario, parse_scenario
+from dpuflow.synth.scenario import Loop, Scenario, parse_scenario
 
 SOCKETS = {"transport": "socket"}
 TRACES = Path(__file__).parents[1] / "traces"
@@ -295,3 +297,13 @@ def test_trees_of_two_that_follow_each_other_are_cut_where_their_ranks_rest(tmp_
     assert len(result.collectives) == 80
     late = {row.address for row in result.lateness if row.verdict in ("late", "intermittent")}
     assert late <= {"10.0.0.1"}
+
+
+@pytest.mark.long
+def test_ranks_that_nobody_saw_take_clear_pauses(tmp_path: Path) -> None:
+    """On a slow link ranks rest within operations as between them: 28 steps were three rings of 52 ranks."""
+    drawn = draw(82005)
+    assert isinstance(drawn.job, Loop)
+    captures = write_case(replace(drawn, job=replace(drawn.job, iterations=28)), tmp_path)
+    result = dpuflow.analyze([dpuflow.Vantage(c.name, (str(tmp_path / c.name),)) for c in captures])
+    assert {(c.op, c.bytes) for c in result.collectives} <= {("all_reduce", 1 << 16)}

@@ -34,7 +34,7 @@ NEEDED: Final = {
     "roce": "RoCE traffic",
     "keys": "memory keys of RDMA WRITEs or READs (the first 16 bytes behind their BTH)",
     "replicas": "two groups that are alike and apart",
-    "links": "messages between more than two endpoints, if the path is slow both ways, all the time",
+    "links": "more than two endpoints, to see a path that is always slow in both directions",
 }
 """What ``Condition.needs`` names, in words (``findings.needs`` looks whether it is there)."""
 

@@ -96,7 +96,7 @@ def _links(case: Case) -> str | None:
     links = case.inferred.links
     if len({*links.src.tolist(), *links.dst.tolist()}) != 2:
         return None
-    return "two endpoints alone: a path that is slow both ways, all the time, has none to be compared with"
+    return "only two endpoints: a path that is always slow in both directions has nothing to be compared with"
 
 
 STEPS: Final = 6
