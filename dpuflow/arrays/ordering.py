@@ -191,6 +191,13 @@ def percentile(values: NDArray[Any], level: float) -> float:
     return percentiles(values, (level,))[0]
 
 
+def closest_third(values: NDArray[Any]) -> float:
+    """The shortest stretch that holds a third of ``values`` (at least one), as a shorth does a half."""
+    ordered = np.sort(values)
+    third = -(-len(ordered) // 3)
+    return float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
+
+
 def quantiles(ordered: NDArray[np.float64], levels: NDArray[np.float64]) -> NDArray[np.float64]:
     """``np.quantile`` of a sorted sample: of many levels that one takes longer than sorting does."""
     place = (len(ordered) - 1) * levels

@@ -19,6 +19,7 @@ import numpy as np
 from dpuflow.arrays.ordering import (
     Picked,
     classes,
+    closest_third,
     distinct,
     median_of,
     order_within,
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 
 NINETY_FIVE = 1.96
 """Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
+SIXTH = 0.4307
+"""Median to the end of the third around it of a normal distribution, in standard deviations."""
 QUARTER = 0.6745
 """Median to quartile of a normal distribution, in standard deviations."""
 MEDIAN_COSTS = np.pi / 2
@@ -143,7 +146,7 @@ def spreads(entries: Entries, held_ns: Ints, threads: Bools, asleep: Bools, law:
     out = np.full(len(entries.endpoint), NEVER)
     for each in distinct(of_row):
         mine = of_row == each
-        found = [_scatter_ns(entries, held_ns, offset, known & mine) for known, offset in offsets]
+        found = [_scatter_ns(entries, held_ns, offset, known & mine, alone) for known, offset in offsets]
         bound = float(np.fmin.reduce(found))
         first = int(np.flatnonzero(mine)[0])
         middle, most = float(law.median_ns[first]), float(law.most_ns[first])
@@ -162,11 +165,12 @@ def _with_others(entries: Entries, mine: Bools) -> Bools:
     return mine & (count[entries.collective] > 1)
 
 
-def _scatter_ns(entries: Entries, held_ns: Ints, offset: Floats, mine: Bools) -> float:
+def _scatter_ns(entries: Entries, held_ns: Ints, offset: Floats, mine: Bools, alone: Bools) -> float:
     """How far two entries of a group differ by chance, 95 %, from each rank's scatter about its own median.
 
-    On the quieter side, for a fault shows on one side only, and by quartiles; as the median over ranks. NaN
-    where no rank has enough entries.
+    On the quieter side, for a fault shows on one side only, and by quartiles; as the median over ranks. What
+    a rank works by itself (``alone``) differs by what it works on, and comes in heaps: the closest third of
+    it counts. NaN where no rank has enough entries.
     """
     sigma = []
     rows = np.flatnonzero(mine)
@@ -177,7 +181,9 @@ def _scatter_ns(entries: Entries, held_ns: Ints, offset: Floats, mine: Bools) ->
         own = quiet if len(quiet) >= FEWEST else own
         if len(own) >= FEWEST:
             low, middle, high = percentiles(offset[own], (25, 50, 75))
-            sigma.append(min(middle - low, high - middle) / QUARTER)
+            quarter = min(middle - low, high - middle) / QUARTER
+            heap = closest_third(offset[own]) / 2 / SIXTH if alone[own].all() else np.inf
+            sigma.append(min(quarter, heap))
     if not sigma:
         return float("nan")
     # An offset scatters by the rank's own hand-over and by that of the others' median; two ranks by two.

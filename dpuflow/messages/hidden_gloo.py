@@ -72,6 +72,7 @@ class GlooConnection:
         self.usual: list[dict[tuple[int, int], int]] = [{}, {}]
         # Each flow's rows of known slot, the slot's number, and how many of each kind a slot has.
         self._known = [o[(links["known"][o] & _MATCH) != 0] for o in orders]
+        self._times = [np.maximum.accumulate(rows["first_ns"][known]) for known in self._known]
         whole = np.concatenate(self._known)
         op, tag, sub = (rows[name][whole].astype(np.int64) for name in ("op", "tag", "sub"))
         self._keys, number = np.unique(op << 56 | tag << 24 | sub, return_inverse=True)
@@ -125,12 +126,22 @@ class GlooConnection:
     ) -> dict[Wire, list[Slot]]:
         """Slots of about that time of which flow ``way`` must have sent more of a kind than were seen."""
         first = max(0, int(np.searchsorted(self._since, since_ns)) - _NEAR)
-        near = self._slots[first : int(np.searchsorted(self._since, until_ns, side="right")) + _NEAR]
+        # What is not even begun when the flow goes on is looked at where nothing else fits.
+        last = int(np.searchsorted(self._since, self._goes_on_ns(way, until_ns), side="right"))
+        last = min(last, int(np.searchsorted(self._since, until_ns, side="right")) + _NEAR)
+        near = self._slots[first:last]
         wanted: dict[Wire, list[Slot]] = {}
         for wire in kinds:
             times, data_way = self.kinds[way][wire].times, 1 - way if wire == Wire.GLOO_RECV_READY else way
             wanted[wire] = [s for s in near if len(times[s]) < self.transfers(data_way, s)]
         return wanted
+
+    def _goes_on_ns(self, way: int, until_ns: int) -> int:
+        """When flow ``way`` next has a message of known slot after ``until_ns``; once slots are known to be
+        alike (``learn``) those further off count as well."""
+        times = self._times[way]
+        at = int(np.searchsorted(times, until_ns, side="right"))
+        return int(times[at]) if at < len(times) and not self.usual[way] else np.iinfo(np.int64).max
 
     def transfers(self, way: int, slot: Slot) -> int:
         """How many transfers of a slot went ``way``, as far as is known."""

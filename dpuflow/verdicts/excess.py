@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, distinct, median_of, percentiles
+from dpuflow.arrays.ordering import classes, closest_third, distinct, median_of, percentiles
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others, latest_two
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import BY_PEERS, CAUSES, COMPUTE, NONE, UNKNOWN
@@ -139,8 +139,7 @@ def scatter_of(values: Floats) -> float:
     if len(values) < FEWEST_IN_HEAPS:
         return whole
     third = -(-len(values) // 3)
-    closest = float((ordered[third - 1 :] - ordered[: len(ordered) - third + 1]).min())
-    if closest / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
+    if closest_third(ordered) / SIXTH_IN_SIGMAS >= whole:  # its half width, times two
         beside = scatter_of_steps(values)
         return beside if 2 * beside < whole else whole
     widest = int(np.argmax(np.diff(ordered[third // 2 : -(third // 2)]))) + third // 2 + 1
