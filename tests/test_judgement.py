@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,6 +23,7 @@ from dpuflow.verdicts.judgement import Judgement, judge
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.pauses import find_work, pause_sentences, worked_ns
 from dpuflow.verdicts.steps import find_steps
+from dpuflow.verdicts.units import grows_later
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -135,6 +136,18 @@ def test_late_from_a_certain_collective_on_in_noise(seed: int) -> None:
     step_ns = played[-1].enter_ns[2] - played[-2].enter_ns[2]
     assert abs(found[2].since_ns - TIME_0 - played[15].enter_ns[2]) < 4 * step_ns
     assert others(found, 2) <= {"on_time", "intermittent", "unknown"}
+
+
+@pytest.mark.parametrize(("more_ms", "grows"), [(0, False), (0.02, False), (2.5, True)])
+def test_who_works_longer_than_before_is_not_cleared(more_ms: float, grows: bool) -> None:
+    """Beyond chance and by what matters, though within what single operations scatter by."""
+    draw = np.random.default_rng(1)
+    excess = (draw.normal(0, 2, 60) + np.repeat([0, more_ms], 30)) * MS
+    rows = np.arange(60)
+    own = SimpleNamespace(excess_ns=excess.astype(np.int64))
+    units = SimpleNamespace(rows=rows, place=rows % 2)
+    world = SimpleNamespace(span_ns=30 * 50 * MS)
+    assert grows_later(cast(Any, units), cast(Any, own), cast(Any, world)) == grows
 
 
 def test_rotating() -> None:

@@ -251,6 +251,28 @@ def test_each_hidden_stretch_gets_one_ready_of_both_kinds() -> None:
     assert kinds == [sorted([Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA])] * 2
 
 
+def test_a_hidden_ready_is_not_of_an_operation_that_nobody_has_begun() -> None:
+    """Of operation 1 a whole transfer hides, both READYs and its DATA; of operation 2 a RECV_READY."""
+    grant, offer, data = ({tag: gloo(kind, tag, 3000) for tag in (1, 2, 3)} for kind in (GRANT, SEND, 1))
+
+    def operation(tag: int, *answers: bytes) -> list[tuple[int, bytes]]:
+        begin = [(0, grant[tag]), (0, offer[tag]), (1, grant[tag]), (1, offer[tag]), (1, grant[tag])]
+        return [
+            *begin,
+            (0, data[tag] + grant[tag]),
+            (0, offer[tag]),
+            *((1, each) for each in answers),
+            (0, data[tag]),
+        ]
+
+    hidden, shown = [data[1] + offer[1] + data[1]], [[data[tag], offer[tag], data[tag]] for tag in (2, 3)]
+    parts = [*operation(1, *hidden), *operation(2, *shown[0]), *operation(3, *shown[1])]
+    rows, _, tcp = run(taking_turns(*parts), snap=62)
+    assert tcp.hidden.bytes_unresolved == 0
+    granted = rows[(rows["wire"] == Wire.GLOO_RECV_READY) & (rows["flow"] == 0)]
+    assert sorted(granted["tag"].tolist()) == [1, 1, 2, 2, 3, 3]
+
+
 def test_a_hidden_ready_goes_where_the_next_one_would_be_too_late() -> None:
     """Two slots lack a READY each; the one whose DATA comes first need not be the one whose turn it is.
 

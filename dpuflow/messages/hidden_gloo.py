@@ -61,6 +61,7 @@ _NEAR = 64  # slots looked at before and after the time in question: that many r
 _MOST_DATA = 9  # a stretch is not tried with more DATA than this
 _KINDS = (Wire.GLOO_SEND_READY, Wire.GLOO_RECV_READY, Wire.GLOO_DATA)
 _READY = _KINDS[:2]
+_NEVER_AGAIN = int(np.iinfo(np.int64).max)
 
 
 class GlooConnection:
@@ -70,6 +71,7 @@ class GlooConnection:
         self.rows, self.links, self.orders = rows, links, orders
         self.kinds = [{wire: _Kind() for wire in _KINDS} for _ in orders]
         self.usual: list[dict[tuple[int, int], int]] = [{}, {}]
+        self.begun = True  # only slots count that somebody has begun when the flow goes on
         # Each flow's rows of known slot, the slot's number, and how many of each kind a slot has.
         self._known = [o[(links["known"][o] & _MATCH) != 0] for o in orders]
         self._times = [np.maximum.accumulate(rows["first_ns"][known]) for known in self._known]
@@ -126,9 +128,9 @@ class GlooConnection:
     ) -> dict[Wire, list[Slot]]:
         """Slots of about that time of which flow ``way`` must have sent more of a kind than were seen."""
         first = max(0, int(np.searchsorted(self._since, since_ns)) - _NEAR)
-        # What is not even begun when the flow goes on is looked at where nothing else fits.
-        last = int(np.searchsorted(self._since, self._goes_on_ns(way, until_ns), side="right"))
-        last = min(last, int(np.searchsorted(self._since, until_ns, side="right")) + _NEAR)
+        last = int(np.searchsorted(self._since, until_ns, side="right")) + _NEAR
+        if self.begun:
+            last = min(last, int(np.searchsorted(self._since, self._goes_on_ns(way, until_ns), side="right")))
         near = self._slots[first:last]
         wanted: dict[Wire, list[Slot]] = {}
         for wire in kinds:
@@ -137,11 +139,10 @@ class GlooConnection:
         return wanted
 
     def _goes_on_ns(self, way: int, until_ns: int) -> int:
-        """When flow ``way`` next has a message of known slot after ``until_ns``; once slots are known to be
-        alike (``learn``) those further off count as well."""
+        """When flow ``way`` next has a message of known slot after ``until_ns``."""
         times = self._times[way]
         at = int(np.searchsorted(times, until_ns, side="right"))
-        return int(times[at]) if at < len(times) and not self.usual[way] else np.iinfo(np.int64).max
+        return int(times[at]) if at < len(times) else _NEVER_AGAIN
 
     def transfers(self, way: int, slot: Slot) -> int:
         """How many transfers of a slot went ``way``, as far as is known."""
@@ -328,11 +329,12 @@ def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
         solved.counts.stretches += pieces
         solved.counts.headers += len(rest) - pieces
         connection = GlooConnection(rows, links, sides)
-        rest = [(way, run) for way, run in rest if not _fill(connection, way, run, solved)]
+        rest = _fill_all(connection, rest, solved)
         if rest:
             connection.learn()
-            for way, run in rest:
-                _fill(connection, way, run, solved)
+            rest = _fill_all(connection, rest, solved)
+            connection.begun = False
+            _fill_all(connection, rest, solved)
 
 
 def _lacking(rows: Rows, links: Rows, order: np.ndarray) -> list[np.ndarray]:
@@ -341,6 +343,17 @@ def _lacking(rows: Rows, links: Rows, order: np.ndarray) -> list[np.ndarray]:
     hidden = (links["known"][order] != _ALL) & (rows["wire"][order] != Wire.TCP_BURST)
     todo = order[hidden | (links["piece"][order] == 1)]
     return [runs.get(int(i), i[None]) for i in todo if not links["piece"][i] or int(i) in runs]
+
+
+def _fill_all(
+    connection: GlooConnection, rest: list[tuple[int, np.ndarray]], solved: Solved
+) -> list[tuple[int, np.ndarray]]:
+    """Those (way, rows) that stay unknown, once each was tried with what the others told."""
+    while left := [(way, run) for way, run in rest if not _fill(connection, way, run, solved)]:
+        if len(left) == len(rest):
+            break
+        rest = left
+    return left
 
 
 def _fill(connection: GlooConnection, way: int, run: np.ndarray, solved: Solved) -> bool:

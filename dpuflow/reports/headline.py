@@ -207,11 +207,11 @@ def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
     excused = sum(row.unjudged == "excused" for row in blind)
     rare = excused + sum(row.unjudged == "incidents" for row in blind)
     once = {end: each for end, each in _incidents(result).items() if end in ends}
-    if 2 * rare > len(blind) and once:
+    if 2 * rare > len(blind):
         which = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
         which += [f"{len(once) - len(which)} more"] if len(once) > len(which) else []
         by = "the network" if 2 * excused > rare else "host stalls"
-        return f"late at times, which {by} may explain: {listed(which)}"
+        return f"late at times, which {by} may explain" + (f": {listed(which)}" if which else "")
     beyond = [row for row in blind if row.unjudged in (None, "hidden")]
     hidden = [row.detectable_ns for row in beyond if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):

@@ -14,7 +14,7 @@ import numpy as np
 from dpuflow.arrays.ordering import classes, closest_third, distinct, median_of, percentiles
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others, latest_two
 from dpuflow.schema.rows import NEVER, Op
-from dpuflow.verdicts.causes import BY_PEERS, CAUSES, COMPUTE, NONE, UNKNOWN
+from dpuflow.verdicts.causes import BY_PEERS, CAUSES, COMPUTE, NETWORK, NONE, UNKNOWN
 from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS, scatter_of_steps
 
 if TYPE_CHECKING:
@@ -240,6 +240,9 @@ def own_lateness(
     unproved &= ~unknown
     unread = np.where(known & (causes.unread_ns > beyond), causes.unread_ns, 0)
     unread = np.maximum(unread, np.where(excused > beyond, excused, 0))
+    # That the network kept it for longer still does not clear who worked longer as well.
+    beside = known & (causes.cause == NETWORK) & (np.minimum(excess, lateness) > beyond)
+    unread = np.maximum(unread, np.where(beside, np.minimum(excess, lateness), 0))
     told = unproved & (causes.usual > 0) & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
     amount_ns = np.where(mine, amount, 0)

@@ -31,6 +31,7 @@ from dpuflow.verdicts.units import (
     Units,
     World,
     comes_again,
+    grows_later,
     kinds_of,
     onset_row,
     units_of,
@@ -270,7 +271,7 @@ def _persistence_of(endpoint: int, rows: Ints, units: Units, evidence: Evidence,
     late_ranks = len(world.often)
     habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.sure_ns, world.whole_ns))
     if not (habit or is_material(sum(usual.values()), world.span_ns)):
-        return _Said(_on_time_or_unknown(units, world), None, None, usual)
+        return _Said(_on_time_or_unknown(units, own, world), None, None, usual)
     onset = onset_row(units, own, max(late_ranks, 1))
     begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
     # Late once in every so many units, evenly; among several that are late none is the one.
@@ -280,16 +281,17 @@ def _persistence_of(endpoint: int, rows: Ints, units: Units, evidence: Evidence,
         since = int(units.enter_ns[onset]) if onset is not None else None
         return _Said("late", "persistent", since, usual)
     if not charges.cost_ns[rows].any():  # nobody ever waited for it alone
-        return _Said(_on_time_or_unknown(units, world), None, None, usual)
+        return _Said(_on_time_or_unknown(units, own, world), None, None, usual)
     return _Said("intermittent", "rotating" if late_ranks > 1 else "transient", None, usual)
 
 
-def _on_time_or_unknown(units: Units, world: World) -> str:
+def _on_time_or_unknown(units: Units, own: Own, world: World) -> str:
     """Unknown where it was late of its own doing, and seen too shortly to call that a habit or none; or again
     and again, at little cost by itself, where all such ranks together are late too often for incidents, for
-    all that is known of chance."""
+    all that is known of chance; or works longer than it did before."""
     beside = world.together and np.count_nonzero(units.open_ns) >= FEWEST
-    return "on_time" if is_seldom(units.open_ns, world.whole_ns) and not beside else "unknown"
+    seldom = is_seldom(units.open_ns, world.whole_ns) and not beside
+    return "on_time" if seldom and not grows_later(units, own, world) else "unknown"
 
 
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:

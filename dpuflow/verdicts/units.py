@@ -7,6 +7,7 @@ them it is late as a rule, again and again, in turn with others, or from a time 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import erfc, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
@@ -17,6 +18,7 @@ from dpuflow.verdicts.chance import (
     CHANCE,
     FEWEST,
     LATE_SHARE,
+    RARE,
     SIGMAS,
     incidents_of,
     is_habit,
@@ -177,6 +179,24 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
         if usual > sigma or is_material(usual * len(rows), world.span_ns):
             found.update(dict.fromkeys(rows.tolist(), usual))
     return found
+
+
+def grows_later(units: Units, own: Own, world: World) -> bool:
+    """Whether the rank works longer in the later half of its units than in the earlier one, surely and by
+    what matters there, though no single unit shows it beyond the noise.
+
+    By the sum of ranks (Mann and Whitney, 1947), at 99.9 % confidence.
+    """
+    starts = np.flatnonzero(units.place == 0)
+    longer = np.add.reduceat(own.excess_ns[units.rows], starts) if len(starts) else NOTHING
+    half = len(longer) // 2
+    if half < 2 * FEWEST:
+        return False
+    later, before = longer[-half:], longer[:half]
+    above = float((later[:, None] > before).sum() + (later[:, None] == before).sum() / 2)
+    beyond = (above / half**2 - 0.5) / sqrt((2 * half + 1) / (12 * half**2))
+    gain_ns = float(median_of(later)) - float(median_of(before))
+    return 0.5 * erfc(beyond / sqrt(2)) < RARE and is_material(round(2 * half * gain_ns), world.span_ns)
 
 
 def onset_row(units: Units, own: Own, ranks: int) -> int | None:
