@@ -28,8 +28,14 @@ LATE_NS = min(json.loads((CASE / "truth.json").read_text())["collectives"][15]["
 """5 ms into an operation that rank 2 enters 10 ms late."""
 
 
-def stopped(tmp_path: Path, at_ns: int, go_on: bool) -> Analysis:
-    """The bundled job without the packets after ``at_ns``, but for the very last one of each node."""
+def ends(record: bytes) -> bool:
+    """Whether a record of the bundled job is a TCP segment with FIN."""
+    return len(record) > 63 and record[28:30] == b"\x08\x00" and bool(record[63] & 1)
+
+
+def stopped(tmp_path: Path, at_ns: int, go_on: bool, closes: bool = False) -> Analysis:
+    """The bundled job without the packets after ``at_ns``, but for the very last one of each node, or those
+    that close a connection."""
     vantages = []
     for file in sorted(CASE.glob("node*.pcap.gz")):
         raw, place, records = gzip.decompress(file.read_bytes()), 24, []
@@ -37,7 +43,8 @@ def stopped(tmp_path: Path, at_ns: int, go_on: bool) -> Analysis:
             second, part, kept = struct.unpack_from("<III", raw, place)
             records.append((second * 10**9 + part, raw[place : place + 16 + kept]))
             place += 16 + kept
-        chosen = [record for time, record in records if time < at_ns] + [records[-1][1]] * go_on
+        chosen = [record for time, record in records if time < at_ns or (closes and ends(record))]
+        chosen += [records[-1][1]] * go_on
         out = tmp_path / file.name.removesuffix(".gz")
         out.write_bytes(raw[:24] + b"".join(chosen))
         vantages.append(Vantage(out.name.partition(".")[0], (str(out),)))
@@ -49,6 +56,11 @@ def test_who_never_enters_is_named(tmp_path: Path) -> None:
     (hang,) = (finding for finding in result.findings if finding.condition == "hang")
     assert [result.endpoints[end].address for end in hang.endpoints] == ["10.77.0.3"]
     assert next(text_lines(result)).startswith("HANG: 10.77.0.3 (node2) has not entered all_reduce")
+
+
+def test_a_job_that_closes_its_connections_does_not_hang(tmp_path: Path) -> None:
+    result = stopped(tmp_path, LATE_NS, go_on=True, closes=True)
+    assert "hang" not in {finding.condition for finding in result.findings}
 
 
 def test_captures_that_end_in_mid_operation_show_no_hang(tmp_path: Path) -> None:

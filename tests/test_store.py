@@ -140,12 +140,12 @@ def test_any_cut_is_told(saved: Path) -> None:
 
 @pytest.mark.parametrize(
     ("version", "table", "record", "added"),
-    [(4, "flows", FLOW, "spurious"), (5, "messages", MESSAGE, "rkey")],
+    [(4, "flows", FLOW, "spurious"), (5, "messages", MESSAGE, "rkey"), (6, "flows", FLOW, "closed")],
 )
 def test_rows_of_older_formats_lack_what_came_later(
     saved: Path, monkeypatch: pytest.MonkeyPatch, version: int, table: str, record: Record, added: str
 ) -> None:
-    """Flows had no count of needless repeats, messages no key: it is 0, and all else as it was."""
+    """Flows had no count of needless repeats and no mark that they were ended, messages no key: 0 there."""
     tables = store.load_tables(str(saved))
     now = getattr(tables, table)
     older = replace(record, fields=tuple(field for field in record.fields if field.name != added))

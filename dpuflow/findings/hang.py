@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays.ordering import is_in
 from dpuflow.entries import Rule
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence
@@ -39,9 +40,17 @@ def find_hangs(case: Case) -> Iterator[Finding]:
     if not found:
         stopped = list(find_stopped(case, until))
         found = [_desync(case, *each, until) for each in _out_of_step(case, stopped)]
+        stopped = [each for each in stopped if not _closed(case, [rest.group for rest in each.part])]
         told = [each for each in stopped if each.missing]  # the others may well wait for these
         found = found or [_stopped(case, each, until) for each in told or stopped[:1]]
     yield from found
+
+
+def _closed(case: Case, groups: Sequence[int]) -> bool:
+    """Whether the members closed all connections among them, both ways: the job is over: it does not hang."""
+    flows, ends = case.joined.flows, [end for group in groups for end in case.inferred.groups[group]]
+    among = is_in(flows["src"], ends) & is_in(flows["dst"], ends) & (flows["messages"] > 0)
+    return bool(among.any()) and bool(flows["closed"][among].all())
 
 
 def _not_whole(case: Case, until: dict[int, int]) -> Iterator[Finding]:
@@ -58,6 +67,7 @@ def _not_whole(case: Case, until: dict[int, int]) -> Iterator[Finding]:
             before, rows = (case.exchanges[np.sort(instances[n].rows)] for n in (last.before, last.number))
             apart = other_sizes(before, rows, members)
         stood = all(until.get(end, NEVER) >= last.ended_ns + last.quiet_ns for end in members)
+        stood = stood and (apart is not None or not _closed(case, [group]))
         if (stood and last.missing) or (apart is not None and not last.missing):
             waiting = [end for end in members if end not in last.missing]
             if apart is not None or waiting:

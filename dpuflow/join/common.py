@@ -29,6 +29,7 @@ FEWEST: Final = 8  # values that lie close together by no chance
 
 _MOST: Final = (
     "retransmitted", "out_of_order", "missing", "ecn_marked", "cnp", "nak", "rnr", "zero_window", "spurious",
+    "closed",
 )  # fmt: skip
 
 

@@ -244,7 +244,7 @@ def restart(f: Any, st: Any, seq: Any, state: Any, header: Any, rows: Any, links
     st.next = st.first = seq
     st.start, st.state, st.framing, st.chain, st.mode = -1, state, 0, 0, BURST
     st.max_ack = st.beyond = st.timed = st.fin = st.granted = 0
-    st.whole, st.push, st.full = state == FROM_SYN, NO_PUSH, 0
+    st.whole, st.push, st.full, st.closed = state == FROM_SYN, NO_PUSH, 0, 0
     st.pieces, st.window, st.unacked, st.last_row, st.trial = 0, -1, -1, -1, -1
 
 
@@ -305,6 +305,8 @@ def follow(
         if st.state == NEW:
             seq = _TWO_32 + np.int64(t.seq)
             restart(f, st, seq, MIDDLE, header, rows, links, counts)
+        if tcp_flags & (_FIN | _RST):
+            st.closed = 1
         if tcp_flags & _SYN:
             if st.state != FROM_SYN or seq + 1 != st.first:
                 seq = _TWO_32 + np.int64(t.seq)

@@ -64,6 +64,7 @@ STREAM = np.dtype(
         ("mode", "u1"),
         ("whole", "u1"),  # 1: its SYN was seen
         ("push", "u1"),  # whether the sender marks where its writes end
+        ("closed", "u1"),  # 1: a FIN or RST was seen
         ("barred", "u1"),  # 1: it told more messages than can be kept; its bytes are bursts from there on
     ],
     align=True,

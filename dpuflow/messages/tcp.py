@@ -341,6 +341,7 @@ class TcpMessages:
             ("missing", "total_missing"),
             ("zero_window", "total_zero_window"),
             ("spurious", "total_spurious"),
+            ("closed", "closed"),
         ):
             flows[column][tcp] = streams[name][tcp]
         seen = tcp & (streams["total_packets"] > 0)

@@ -366,6 +366,7 @@ FLOW = make_record(
     ("transport", "u1", "", "Transport"),
     ("framing", "u1", "", "Framing of a TCP stream"),
     ("pairing", "u1", "", "Pairing: what the peer was told from"),
+    ("closed", "u1", "", "1: its sender has ended it, by FIN or RST (TCP)"),
 )
 
 

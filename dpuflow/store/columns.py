@@ -40,14 +40,14 @@ else:
         import zlib
 
 MAGIC: Final = b"DPUFLOW\0"
-VERSION: Final = 6
+VERSION: Final = 7
 OLDEST: Final = 1
 """Clear-to-send entries of this format have the address that they were written to, not what they announce."""
 _LATER: Final = ("setups", "members")
 """Tables that files before format ``_LATER_FROM`` do not have."""
 _LATER_FROM: Final = 3
-_ADDED: Final = {"flow": ("spurious",), "message": ("rkey",)}
-"""Fields that rows before formats 5 and 6 do not have: 0 there."""
+_ADDED: Final = {"flow": ("spurious", "closed"), "message": ("rkey",)}
+"""Fields that rows before formats 5, 7 and 6 do not have: 0 there."""
 _CHECKED: Final = 4
 """The first format with checksums."""
 BLOCK: Final = 1 << 16
@@ -238,7 +238,8 @@ def _dtype(record: Record, described: list[list[str]]) -> np.dtype[np.void] | No
     if described == _fields(record):
         return record.dtype
     later = _ADDED.get(record.name, ())
-    if described != [each for each in _fields(record) if each[0] not in later]:
+    known = {name for name, _ in described}
+    if described != [each for each in _fields(record) if each[0] in known or each[0] not in later]:
         return None
     return np.dtype([(name, type_) for name, type_ in described], align=True)
 
