@@ -161,6 +161,7 @@ class Own(NamedTuple):
     open_ns: Ints  # late by so much more, if not for the network, or messages that nobody read
     staged: Bools  # acts of pipeline stages, compared with like ones (``stages``)
     design_ns: Floats  # ... that may take so much longer by design
+    beside: Ints  # ... number of what is compared beside replicas of the stage; -1: nothing
 
 
 def with_stages(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Causes]:
@@ -170,12 +171,14 @@ def with_stages(own: Own, causes: Causes, compared: Compared) -> tuple[Own, Caus
         return own, causes
     new = {name: getattr(own, name).copy() for name in ("amount_ns", "excess_ns", "later_ns", "sigma_ns")}
     staged, design, cause = own.staged.copy(), own.design_ns.copy(), causes.cause.copy()
+    beside = own.beside.copy()
+    beside[rows] = compared.like
     new["amount_ns"][rows], new["sigma_ns"][rows] = compared.amount_ns, compared.sigma_ns
     new["excess_ns"][rows] = new["later_ns"][rows] = compared.excess_ns
     staged[rows], design[rows] = True, compared.design_ns
     blamed = np.where(cause[rows] == COMPUTE, NONE, cause[rows])
     cause[rows] = np.where(compared.amount_ns > 0, COMPUTE, blamed)
-    return own._replace(**new, staged=staged, design_ns=design), causes._replace(cause=cause)
+    return own._replace(**new, staged=staged, design_ns=design, beside=beside), causes._replace(cause=cause)
 
 
 def tied_rows(instances: Sequence[Instance], entries: Entries) -> Bools:
@@ -248,7 +251,10 @@ def own_lateness(
     amount_ns = np.where(mine, amount, 0)
     by_peers, none = causes.usual == BY_PEERS, np.zeros(len(tied), bool)
     design, apart = np.zeros(len(tied)), reactions_apart(entries, known, group[entries.collective])
-    return Own(amount_ns, excess, amount, sigma, apart, unproved, most, usual, by_peers, unread, none, design)
+    beside = np.full(len(tied), -1)
+    return Own(
+        amount_ns, excess, amount, sigma, apart, unproved, most, usual, by_peers, unread, none, design, beside
+    )
 
 
 class Evidence(NamedTuple):

@@ -34,6 +34,7 @@ from dpuflow.verdicts.units import (
     grows_later,
     kinds_of,
     onset_row,
+    stands_out,
     units_of,
     usual_rows,
     without_chance,
@@ -133,7 +134,8 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
         {e: (mine := entries.of[e])[chosen[mine]] for e in endpoints} for chosen in (told, counted)
     )
     units, turn = _units(evidence, compared)
-    standing = standing_of(entries.collective, np.where(counted, own.excess_ns, NEVER))
+    among = np.where(own.beside >= 0, len(evidence.instances) + own.beside, entries.collective)
+    standing = standing_of(among, np.where(counted, own.excess_ns, NEVER))
     world = world_of(units, standing, turn, _span_ns(entries), evidence.worked_ns)
     # Whose lateness the others hardly waited for is none of them.
     cost_ns = {e: round(charges.cost_ns[rows[e]].sum()) for e, u in units.items() if comes_again(u, world)}
@@ -288,10 +290,11 @@ def _persistence_of(endpoint: int, rows: Ints, units: Units, evidence: Evidence,
 def _on_time_or_unknown(units: Units, own: Own, world: World) -> str:
     """Unknown where it was late of its own doing, and seen too shortly to call that a habit or none; or again
     and again, at little cost by itself, where all such ranks together are late too often for incidents, for
-    all that is known of chance; or works longer than it did before."""
+    all that is known of chance; or works longer than its peers, or than it did before, within the noise."""
     beside = world.together and np.count_nonzero(units.open_ns) >= FEWEST
     seldom = is_seldom(units.open_ns, world.whole_ns) and not beside
-    return "on_time" if seldom and not grows_later(units, own, world) else "unknown"
+    longer = stands_out(units, own, world) or grows_later(units, own, world)
+    return "on_time" if seldom and not longer else "unknown"
 
 
 def doubt(judgements: Sequence[Judgement], elsewhere: frozenset[int], far: frozenset[int]) -> list[Judgement]:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import classes, distinct, median_of
+from dpuflow.arrays.ordering import classes, distinct, median_of, numbered
 from dpuflow.entries import AT_ONCE
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.chance import SIGMAS, scatter_of_steps
@@ -59,6 +59,7 @@ class Compared(NamedTuple):
     sigma_ns: Floats  # one standard deviation of the excess
     design_ns: Floats  # so much longer it may work unnoticed: by design, not beside replicas; or as its peers
     # may have waited
+    like: Ints  # number of what it is compared with beside replicas; -1: none
 
 
 class _Acts(NamedTuple):
@@ -94,8 +95,8 @@ def compare_stages(
         for end in family:
             stages[end].peers = sorted({*stages[end].peers, *family} - {end})
             stages[end].replicated |= replicated
-    parts = []
-    for family, replicated in families:
+    parts, of = [], []
+    for number, (family, replicated) in enumerate(families):
         beside = [
             _beside(acts, [each for each in family.values() if each is not acts]) for acts in family.values()
         ]
@@ -106,10 +107,13 @@ def compare_stages(
             alone = len(stages[end].peers) < 2
             part = _late(acts, told, sigma, None if replicated else alone)
             _describe(stages[end], acts, part)
-            parts.append(part)
+            parts.append(part._replace(like=acts.like if replicated else part.like))
+            of.append(np.full(len(acts.rows), number))
     none = np.zeros(0, np.int64)
     columns = zip(*parts, strict=True) if parts else [(none,)] * len(Compared._fields)
-    return Compared(*(np.concatenate(column) for column in columns)), list(stages.values())
+    found = Compared(*(np.concatenate(column) for column in columns))
+    like = numbered(np.concatenate([none, *of]), found.like + 1) if parts else none
+    return found._replace(like=np.where(found.like >= 0, like, -1)), list(stages.values())
 
 
 def _families(
@@ -310,7 +314,8 @@ def _late(acts: _Acts, told: _Beside, sigma: float, alone: bool | None) -> Compa
     excess, amounts = np.full(count, NEVER), np.zeros(count, np.int64)
     if told.peers:
         excess[told.known], amounts[told.known] = share * beyond, share * amount
-    return Compared(acts.rows, excess, amounts, sigma * acts.share, (design + told.blocked_ns) * acts.share)
+    design_ns = (design + told.blocked_ns) * acts.share
+    return Compared(acts.rows, excess, amounts, sigma * acts.share, design_ns, np.full(count, -1))
 
 
 def _describe(stage: Stage, acts: _Acts, part: Compared) -> None:

@@ -162,6 +162,7 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
     the rank no later (it left its last collective sooner, say) does not count.
     """
     found: dict[int, int] = {}
+    within: dict[int, int] = {}
     for place in range(int(units.place.max(initial=-1)) + 1):
         rows = units.rows[since:][units.place[since:] == place]
         if len(rows) < FEWEST:
@@ -175,10 +176,24 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
             usual = usual if usual > float(median_of(own.apart_ns[rows])) else 0
         else:
             usual = 0
-        # Within the noise of single ones only what costs enough by itself is worth telling.
-        if usual > sigma or is_material(usual * len(rows), world.span_ns):
+        if usual > sigma:
             found.update(dict.fromkeys(rows.tolist(), usual))
-    return found
+        elif usual > 0:
+            within.update(dict.fromkeys(rows.tolist(), usual))
+    # Within the noise of single ones only what costs enough is worth telling.
+    return found | within if is_material(sum(within.values()), world.span_ns) else found
+
+
+def stands_out(units: Units, own: Own, world: World) -> bool:
+    """Whether the rank works longer than its peers at places of its steps, surely and in all by what matters,
+    though not as a rule: in too few of these steps, or within what single ones scatter by."""
+    total = 0
+    for place in range(int(units.place.max(initial=-1)) + 1):
+        rows = units.rows[units.place == place]
+        if len(rows) >= FEWEST and world.tests * world.standing.chance(rows) < CHANCE:
+            usual = float(median_of(own.later_ns[rows])) - float(median_of(own.apart_ns[rows]))
+            total += round(max(usual, 0.0) * len(rows))
+    return is_material(total, world.span_ns)
 
 
 def grows_later(units: Units, own: Own, world: World) -> bool:
