@@ -164,8 +164,8 @@ def test_rows_of_older_formats_lack_what_came_later(
 
 def test_another_version_or_schema_is_refused_by_name(saved: Path) -> None:
     data = saved.read_bytes()
-    saved.write_bytes(data[:8] + struct.pack("<I", 7) + data[12:])
-    with pytest.raises(FormatError, match="format 7; this dpuflow reads 1 to 6"):
+    saved.write_bytes(data[:8] + struct.pack("<I", 8) + data[12:])
+    with pytest.raises(FormatError, match="format 8; this dpuflow reads 1 to 7"):
         store.load_tables(str(saved))
     text = data[24 : 24 + struct.unpack_from("<I", data, 12)[0]]
     saved.write_bytes(with_header(data, text.replace(b"dpuflow.records/1", b"dpuflow.records/0")))

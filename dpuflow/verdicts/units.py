@@ -168,10 +168,13 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
         if len(rows) < FEWEST:
             continue
         sigma = float(median_of(own.sigma_ns[rows]))
+        replicated = bool((own.beside[rows] >= 0).all())
         if float((own.amount_ns[rows] > 0).mean()) >= LATE_SHARE:
             usual = round(float(median_of(own.later_ns[rows])))
-        elif charged and world.tests * world.standing.chance(rows) < CHANCE:
+        elif (charged or replicated) and world.tests * world.standing.chance(rows) < CHANCE:
             usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
+            if replicated:  # whoever is slower than its replicas keeps the step, in however many of these it is
+                usual = max(round(float(median_of(own.later_ns[rows]))), 0)
             # Hosts differ in when they react, which is no work.
             usual = usual if usual > float(median_of(own.apart_ns[rows])) else 0
         else:
