@@ -173,7 +173,7 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
             usual = round(float(median_of(own.later_ns[rows])))
         elif (charged or replicated) and world.tests * world.standing.chance(rows) < CHANCE:
             usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
-            if replicated:  # whoever is slower than its replicas keeps the step, in however many of these it is
+            if replicated:  # in however many steps it is slower than its like, it keeps these
                 usual = max(round(float(median_of(own.later_ns[rows]))), 0)
             # Hosts differ in when they react, which is no work.
             usual = usual if usual > float(median_of(own.apart_ns[rows])) else 0
