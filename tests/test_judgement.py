@@ -17,13 +17,13 @@ from dpuflow.matching import Instance
 from dpuflow.results import Lateness
 from dpuflow.schema.rows import Op
 from dpuflow.verdicts.causes import causes_of
-from dpuflow.verdicts.chance import onset_of
+from dpuflow.verdicts.chance import at_least, onset_of
 from dpuflow.verdicts.excess import Charges, Evidence, _often, charge, own_lateness, scatter_of
 from dpuflow.verdicts.judgement import Judgement, judge
 from dpuflow.verdicts.links import measure_links, slow_rows
 from dpuflow.verdicts.pauses import find_work, pause_sentences, worked_ns
 from dpuflow.verdicts.steps import find_steps
-from dpuflow.verdicts.units import grows_later
+from dpuflow.verdicts.units import grows_later, usual_rows
 
 MS = 1_000_000
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
@@ -148,6 +148,26 @@ def test_who_works_longer_than_before_is_not_cleared(more_ms: float, grows: bool
     units = SimpleNamespace(rows=rows, place=rows % 2)
     world = SimpleNamespace(span_ns=30 * 50 * MS)
     assert grows_later(cast(Any, units), cast(Any, own), cast(Any, world)) == grows
+
+
+@pytest.mark.parametrize(("rate", "late"), [(0.1, False), (0.002, True)])
+def test_two_of_three_at_one_of_many_places_is_chance_among_hosts_that_stall(rate: float, late: bool) -> None:
+    rows = np.arange(39)
+    amount = np.where(np.isin(rows, (12, 38)), 4 * MS, 0)
+    own = SimpleNamespace(
+        amount_ns=amount, later_ns=amount, excess_ns=amount, sigma_ns=np.full(39, MS), apart_ns=np.zeros(39),
+        beside=np.full(39, -1),
+    )  # fmt: skip
+    units = SimpleNamespace(rows=rows, place=rows % 13)
+    world = SimpleNamespace(tests=104, span_ns=900 * MS)
+    found = usual_rows(cast(Any, units), cast(Any, own), cast(Any, world), False, rate)
+    assert sorted(found) == ([12, 25, 38] if late else [])
+
+
+def test_a_chance_is_that_of_so_many_or_more() -> None:
+    assert at_least(2, 3, 0.5) == pytest.approx(0.5)
+    assert at_least(0, 9, 0.2) == pytest.approx(1)
+    assert at_least(3, 3, 0.1) == pytest.approx(1e-3)
 
 
 def test_rotating() -> None:

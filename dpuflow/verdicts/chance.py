@@ -102,9 +102,14 @@ def is_seldom(amount_ns: Ints, span_ns: int) -> bool:
     hits = next(k for k, ns in enumerate([*left.tolist(), 0]) if not is_material(ns, span_ns))
     if not hits or hits >= RARELY * total:
         return not hits
-    k = np.arange(hits)
-    terms = np.cumsum(np.log((total - k) / (k + 1)) + np.log(RARELY / (1 - RARELY)))
-    return float(np.exp(total * np.log(1 - RARELY) + np.r_[0.0, terms]).sum()) < CHANCE_OF_ONE
+    return 1 - at_least(hits + 1, total, RARELY) < CHANCE_OF_ONE
+
+
+def at_least(hits: int, of: int, rate: float) -> float:
+    """The chance of so many hits or more among independent events (binomial)."""
+    k = np.arange(of)
+    terms = np.cumsum(np.r_[of * np.log1p(-rate), np.log((of - k) / (k + 1)) + np.log(rate / (1 - rate))])
+    return float(np.exp(terms[hits:]).sum())
 
 
 def usual_excess(excess_ns: Ints, later_ns: Ints) -> int:

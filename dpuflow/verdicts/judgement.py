@@ -137,6 +137,7 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
     among = np.where(own.beside >= 0, len(evidence.instances) + own.beside, entries.collective)
     standing = standing_of(among, np.where(counted, own.excess_ns, NEVER))
     world = world_of(units, standing, turn, _span_ns(entries), evidence.worked_ns)
+    world.shares = {e: float((own.amount_ns[u.rows] > 0).mean()) for e, u in units.items() if len(u.rows)}
     # Whose lateness the others hardly waited for is none of them.
     cost_ns = {e: round(charges.cost_ns[rows[e]].sum()) for e, u in units.items() if comes_again(u, world)}
     often = {e for e, ns in cost_ns.items() if is_material(ns, world.span_ns)}
@@ -268,14 +269,15 @@ def _persistence_of(endpoint: int, rows: Ints, units: Units, evidence: Evidence,
     charges, own = evidence.charges, evidence.own
     # Who is always a little later than its peers yet never the last costs nobody anything.
     costs = is_material(round(charges.cost_ns[rows].sum()), world.span_ns)
-    usual = usual_rows(units, own, world, costs)
+    rate = world.rate_beside(endpoint)
+    usual = usual_rows(units, own, world, costs, rate)
     # One rank's incidents alone are none; the same among several ranks go round.
     late_ranks = len(world.often)
     habit = endpoint in world.often and (late_ranks > 1 or is_habit(units.sure_ns, world.whole_ns))
     if not (habit or is_material(sum(usual.values()), world.span_ns)):
         return _Said(_on_time_or_unknown(units, own, world), None, None, usual)
     onset = onset_row(units, own, max(late_ranks, 1))
-    begun = usual_rows(units, own, world, costs, onset) if onset is not None else {}
+    begun = usual_rows(units, own, world, costs, rate, onset) if onset is not None else {}
     # Late once in every so many units, evenly; among several that are late none is the one.
     most = 1 / 2 if late_ranks <= 1 else LATE_SHARE
     again = int(units.amount_ns.sum()) > most * world.amount_ns and in_rhythm(units.amount_ns > 0)

@@ -6,7 +6,7 @@ them it is late as a rule, again and again, in turn with others, or from a time 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import erfc, sqrt
 from typing import TYPE_CHECKING, Final, NamedTuple
 
@@ -20,6 +20,7 @@ from dpuflow.verdicts.chance import (
     LATE_SHARE,
     RARE,
     SIGMAS,
+    at_least,
     incidents_of,
     is_habit,
     is_material,
@@ -118,6 +119,14 @@ class World:
     among_ranks: bool = False  # all ranks together were late as a habit, whoever it was
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
     together: bool = False  # those that are not late as a habit by themselves were so, all of them together
+    shares: dict[int, float] = field(default_factory=dict)  # of each endpoint's rows those beyond the noise
+
+    def rate_beside(self, endpoint: int) -> float:
+        """How often the others of an endpoint are beyond the noise, the middle one of them; never is told by
+        as many rows as there are."""
+        others = [share for end, share in self.shares.items() if end != endpoint]
+        least = 1 / (len(self.standing.ranks) + 2)
+        return min(max(float(median_of(others)) if others else 0.0, least), 1 - least)
 
 
 def world_of(
@@ -153,11 +162,14 @@ def comes_again(units: Units, world: World) -> bool:
     return is_habit(units.sure_ns, world.whole_ns) or (twice and is_material(total, world.whole_ns))
 
 
-def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int = 0) -> dict[int, int]:
+def usual_rows(
+    units: Units, own: Own, world: World, charged: bool, rate: float, since: int = 0
+) -> dict[int, int]:
     """Rows at places in the step where the rank is regularly late because it works longer; and by how much.
 
     ``since``: from which of its rows on. The same work comes at the same place of every step. Who is beyond
-    the noise in two of three of these rows is late, whoever else is; within the noise, who works longer more
+    the noise in two of three of these rows is late, whoever else is, where others are so too seldom
+    (``rate``, of ``World.rate_beside``) for chance; within the noise, who works longer more
     often than chance would make it, and was the last often enough to cost anything (``charged``). What makes
     the rank no later (it left its last collective sooner, say) does not count.
     """
@@ -169,7 +181,9 @@ def usual_rows(units: Units, own: Own, world: World, charged: bool, since: int =
             continue
         sigma = float(median_of(own.sigma_ns[rows]))
         replicated = bool((own.beside[rows] >= 0).all())
-        if float((own.amount_ns[rows] > 0).mean()) >= LATE_SHARE:
+        late = int((own.amount_ns[rows] > 0).sum())
+        often = late >= LATE_SHARE * len(rows)
+        if often and world.tests * at_least(late, len(rows), rate) < CHANCE:
             usual = round(float(median_of(own.later_ns[rows])))
         elif (charged or replicated) and world.tests * world.standing.chance(rows) < CHANCE:
             usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
