@@ -180,15 +180,12 @@ def usual_rows(
         if len(rows) < FEWEST:
             continue
         sigma = float(median_of(own.sigma_ns[rows]))
-        replicated = bool((own.beside[rows] >= 0).all())
         late = int((own.amount_ns[rows] > 0).sum())
         often = late >= LATE_SHARE * len(rows)
         if often and world.tests * at_least(late, len(rows), rate) < CHANCE:
             usual = round(float(median_of(own.later_ns[rows])))
-        elif (charged or replicated) and world.tests * world.standing.chance(rows) < CHANCE:
+        elif charged and world.tests * world.standing.chance(rows) < CHANCE:
             usual = usual_excess(own.excess_ns[rows], own.later_ns[rows])
-            if replicated:  # in however many steps it is slower than its like, it keeps these
-                usual = max(round(float(median_of(own.later_ns[rows]))), 0)
             # Hosts differ in when they react, which is no work.
             usual = usual if usual > float(median_of(own.apart_ns[rows])) else 0
         else:
