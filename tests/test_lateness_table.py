@@ -21,11 +21,10 @@ from lateness_table import (
 )
 
 from dpuflow.entries import BOUNDS, RULES, Rule, build_entries, relate, weigh
-from dpuflow.entries.rows import ENTRY as ROW
-from dpuflow.entries.rows import HEARD, MARGIN, blank
+from dpuflow.entries.rows import blank
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.schedules.algorithms import ALGORITHMS, Algorithm
-from dpuflow.schema.rows import NEVER, Wire
+from dpuflow.schema.rows import NEVER, NONE32, Wire
 
 MS = 1_000_000
 DOCS = Path(__file__).resolve().parents[1] / "docs" / "theory" / "entries.md"
@@ -82,13 +81,18 @@ def test_entries_keep_to_the_table(algorithm: Algorithm, stack: str) -> None:
                 assert told[role] == "bound" or bound in ("at_most", "unobservable")
 
 
-def test_entries_are_as_declared() -> None:
-    """Each column stands in its record, at most 25 of them, and no others do."""
+def test_blank_entries_say_that_nothing_is_known() -> None:
+    """Every column has a row for each rank, of at most 25: no time, no message, no span of time."""
     entries = blank(np.zeros(3, np.int64), np.arange(3), np.array([0, 3]))
-    for record, table in ((ROW, entries), (MARGIN, entries.margins), (HEARD, entries.heard)):
+    for table in (entries, entries.margins, entries.heard):
         columns = {name: column for name, column in vars(table).items() if isinstance(column, np.ndarray)}
-        beside = {"offsets", "early_ns"} if record is ROW else set()
-        assert columns.keys() - beside == {field.name for field in record.fields}
-        assert len(record.fields) <= 25
-        for field in record.fields:
-            assert columns[field.name].dtype == np.dtype(field.type)
+        own = columns.keys() - {"offsets", "early_ns"}
+        assert len(own) <= 25
+        assert {len(columns[name]) for name in own} == {3}
+    assert (entries.enter_ns == NEVER).all()
+    assert (entries.act == NONE32).all()
+    assert (entries.heard.by_act == NONE32).all()
+    assert (entries.margins.spread_ns == NEVER).all()
+    assert not entries.stalled_ns.any()
+    assert not entries.margins.room_ns.any()
+    assert entries.fed.dtype == bool

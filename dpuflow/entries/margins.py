@@ -1,6 +1,6 @@
 """How far each entry may be off: hand-overs, clocks, the way to where the act was stamped.
 
-In: entries that are dated, exchanges, the law of reactions. Out: the columns of MARGIN
+In: entries that are dated, exchanges, the law of reactions. Out: ``Margins``
 (docs/theory/entries.md, "Lateness").
 
 Between a call and its first packet lies the library's hand-over. It is common to all ranks and cancels in

@@ -1,23 +1,21 @@
-"""What dating entries hands on: the rows of ENTRY, a rank of a collective each, and what is kept beside them.
+"""What dating entries hands on: a row for each rank of a collective, and what is kept beside them.
 
-Declared field by field, as in ``schema``. Times are integer nanoseconds on the clock of the reference;
-``NEVER``: nothing tells it.
+Times are integer nanoseconds on the clock of the reference; ``NEVER``: nothing tells it.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import Places, is_in
-from dpuflow.schema.rows import NEVER, NONE32, Code, Wire, make_record
+from dpuflow.schema.rows import NEVER, NONE32, Code, Wire
 
 if TYPE_CHECKING:
     from dpuflow.arrays import Bools, Ints
-    from dpuflow.schema.rows import Record
 
 
 BY_GPUS: Final = (Wire.ROCE_WRITE, Wire.ROCE_WRITE_IMM, Wire.NCCL_DATA)
@@ -100,97 +98,32 @@ FAR: Final = int(np.iinfo(np.int64).max)
 Times = tuple["Ints", "Ints"]
 """Rows of Entries, and ns."""
 
-ENTRY: Final = make_record(
-    "entry",
-    "When one rank entered and left one collective, and what that rests on.",
-    ("collective", "i8", "row", "number of the collective"),
-    ("endpoint", "i8", "row", "the rank's endpoint"),
-    ("enter_ns", "i8", "ns", "first act, which dates the entry; NEVER where nobody saw one"),
-    ("leave_ns", "i8", "ns", "all it needed was there; without input: all was sent (NCCL: can have been)"),
-    (
-        "idle_ns",
-        "i8",
-        "ns",
-        "besides, its last data had left (sent again: was acknowledged); NEVER: not all it was to get came",
-    ),
-    ("gone_ns", "i8", "ns", "the same of its own last data alone; NEVER where it sent none"),
-    ("acked_ns", "i8", "ns", "all its data had been acknowledged, as far as that was seen"),
-    ("since_ns", "i8", "ns", "it entered no earlier than this"),
-    ("credit_ns", "i8", "ns", "from the credit of its first message to that message"),
-    ("granted_ns", "i8", "ns", "its first credit for data that is not offered"),
-    ("reaction_ns", "i8", "ns", "median time from an input to the send that had waited for it"),
-    ("stalled_ns", "i8", "ns", "in mid-operation: the longest it sat on an input, far beyond what is usual"),
-    ("rule", "i8", "", "Rule: what the entry rests on"),
-    ("act", "i8", "row", "TRANSFER row of the act, NONE32 for none"),
-    ("after", "i8", "row", "TRANSFER row of what the act may have waited for"),
-    ("since_act", "i8", "row", "TRANSFER row that shows since_ns"),
-    ("last", "i8", "row", "TRANSFER row that brought its last data"),
-    ("retransmitted", "i8", "packets", "packets sent again on exchanges to or from the rank"),
-    ("whole", "?", "", "the captures hold the collective from its beginning to its end"),
-    ("fed", "?", "", "the rank received data"),
-    ("buffered", "?", "", "it sent and got nothing: it may have left at once"),
-    ("unmoved_ns", "i8", "ns", "from the last thing that reached the rank to its first act"),
-    ("free_ns", "i8", "ns", "its first send, where the algorithm needs no input for it"),
-    ("grant", "i8", "row", "TRANSFER row of the credit of credit_ns"),
-    (
-        "lag_ns",
-        "i8",
-        "ns",
-        "of several GPUs the last may have entered so much before or after its first act",
-    ),
-)
-
-MARGIN: Final = make_record(
-    "margin",
-    "How far an entry may be off.",
-    ("clock", "i8", "", "number of the capture that stamped the act"),
-    ("clock_ns", "i8", "ns", "how far its clock may be off the reference"),
-    ("lag_ns", "i8", "ns", "it may have entered so much before its first act, having found its input there"),
-    ("held_ns", "i8", "ns", "how long receiving may have held up the first act"),
-    ("way_ns", "i8", "ns", "how long the act may have been on its way to where it was stamped"),
-    ("usual_way_ns", "i8", "ns", "how long it usually is"),
-    ("room_ns", "i8", "ns", "so much before its first act it may have entered at the worst (tails)"),
-    ("tail_ns", "i8", "ns", "what a hand-over takes at the worst (tails)"),
-    ("spread_ns", "i8", "ns", "how far hand-overs of the group differ, 95 %"),
-    ("wide_ns", "i8", "ns", "the same with stalls that only reactions show"),
-    ("slow_ns", "i8", "ns", "its hosts' slow reactions, 95 %"),
-    ("lead_ns", "i8", "ns", "at least so much later than a peer, by calls before (queues)"),
-)
-
-HEARD: Final = make_record(
-    "heard",
-    "What captured ranks heard of the others: who may have been the last.",
-    ("likely_ns", "i8", "ns", "when it, or one that it waits for, is likely to have entered"),
-    ("by_ns", "i8", "ns", "nothing dates it, but it had entered by then"),
-    ("by_act", "i8", "row", "TRANSFER row of the message that shows by_ns"),
-)
-
 
 @dataclass
 class Margins:
-    """The columns of MARGIN. Spans are 0 where nothing tells."""
+    """How far each entry may be off. Spans are 0 where nothing tells, unless something else is said."""
 
-    clock: Ints
-    clock_ns: Ints
-    lag_ns: Ints
-    held_ns: Ints
-    way_ns: Ints
-    usual_way_ns: Ints
-    room_ns: Ints
-    tail_ns: Ints
-    spread_ns: Ints
-    wide_ns: Ints
-    slow_ns: Ints
-    lead_ns: Ints
+    clock: Ints  # number of the capture that stamped the act
+    clock_ns: Ints  # how far its clock may be off the reference
+    lag_ns: Ints  # it may have entered so much before its first act, having found its input there
+    held_ns: Ints  # how long receiving may have held up the first act
+    way_ns: Ints  # how long the act may have been on its way to where it was stamped
+    usual_way_ns: Ints  # how long it usually is
+    room_ns: Ints  # so much before its first act it may have entered at the worst (tails)
+    tail_ns: Ints  # what a hand-over takes at the worst (tails)
+    spread_ns: Ints  # how far hand-overs of the group differ, 95 %; NEVER where not known, as the next ones
+    wide_ns: Ints  # the same with stalls that only reactions show
+    slow_ns: Ints  # its hosts' slow reactions, 95 %
+    lead_ns: Ints  # at least so much later than a peer, by calls before (queues)
 
 
 @dataclass
 class Heard:
-    """The columns of HEARD."""
+    """What captured ranks heard of the others: who may have been the last."""
 
-    likely_ns: Ints
-    by_ns: Ints
-    by_act: Ints
+    likely_ns: Ints  # when it, or one that it waits for, is likely to have entered
+    by_ns: Ints  # nothing dates it, but it had entered by then
+    by_act: Ints  # TRANSFER row of the message that shows by_ns
 
 
 class Reactions(NamedTuple):
@@ -204,39 +137,36 @@ class Reactions(NamedTuple):
 
 @dataclass
 class Entries:
-    """The columns of ENTRY, in order of collectives, with what the stages that date entries need besides.
+    """When each rank entered and left each collective, and what that rests on, in order of collectives; with
+    what the stages that date entries need besides. Rows are those of TRANSFER, NONE32 for none."""
 
-    ``offsets[i]:offsets[i + 1]`` are the rows of collective i. ``early_ns``: by collective, a tenth of its
-    sends came so much before what they should need.
-    """
-
-    collective: Ints
-    endpoint: Ints
-    enter_ns: Ints
-    leave_ns: Ints
-    idle_ns: Ints
-    gone_ns: Ints
-    acked_ns: Ints
-    since_ns: Ints
-    credit_ns: Ints
-    granted_ns: Ints
-    reaction_ns: Ints
-    stalled_ns: Ints
-    rule: Ints
-    act: Ints
-    after: Ints
-    since_act: Ints
-    last: Ints
-    retransmitted: Ints
-    whole: Bools
-    fed: Bools
-    buffered: Bools
-    unmoved_ns: Ints
-    free_ns: Ints
-    grant: Ints
-    lag_ns: Ints
-    offsets: Ints
-    early_ns: Ints
+    collective: Ints  # its number
+    endpoint: Ints  # the rank's
+    enter_ns: Ints  # first act, which dates the entry; NEVER where nobody saw one
+    leave_ns: Ints  # all it needed was there; without input: all was sent (NCCL: can have been)
+    idle_ns: Ints  # besides, its last data had left (sent again: was acknowledged); NEVER: some never came
+    gone_ns: Ints  # the same of its own last data alone; NEVER where it sent none
+    acked_ns: Ints  # all its data had been acknowledged, as far as that was seen
+    since_ns: Ints  # it entered no earlier than this
+    credit_ns: Ints  # from the credit of its first message to that message
+    granted_ns: Ints  # its first credit for data that is not offered
+    reaction_ns: Ints  # median time from an input to the send that had waited for it
+    stalled_ns: Ints  # in mid-operation: the longest it sat on an input, far beyond what is usual; else 0
+    rule: Ints  # Rule: what the entry rests on
+    act: Ints  # row of the act
+    after: Ints  # row of what the act may have waited for
+    since_act: Ints  # row that shows since_ns
+    last: Ints  # row that brought its last data
+    retransmitted: Ints  # packets sent again on exchanges to or from the rank
+    whole: Bools  # the captures hold the collective from its beginning to its end
+    fed: Bools  # the rank received data
+    buffered: Bools  # it sent and got nothing: it may have left at once
+    unmoved_ns: Ints  # from the last thing that reached the rank to its first act
+    free_ns: Ints  # its first send, where the algorithm needs no input for it
+    grant: Ints  # row of the credit of credit_ns
+    lag_ns: Ints  # of several GPUs the last may have entered so much before or after its first act
+    offsets: Ints  # offsets[i]:offsets[i + 1] are the rows of collective i
+    early_ns: Ints  # by collective: a tenth of its sends came so much before what they should need
     margins: Margins
     heard: Heard
     reactions: Reactions
@@ -257,37 +187,32 @@ class Entries:
         return np.isin(self.rule, UNTOLD_RULES, invert=True)
 
 
-_UNKNOWN: Final = {"ns": NEVER, "row": NONE32}
+_ROWS: Final = ("act", "after", "since_act", "last", "grant", "by_act")
 _SPANS: Final = (
-    "stalled_ns",
-    "clock_ns",
-    "lag_ns",
-    "held_ns",
-    "way_ns",
-    "usual_way_ns",
-    "room_ns",
-    "tail_ns",
-)
+    "stalled_ns", "clock_ns", "lag_ns", "held_ns", "way_ns", "usual_way_ns", "room_ns", "tail_ns",
+)  # fmt: skip
 
 
-def _blank(record: Record, rows: int) -> dict[str, Any]:
+def _blank(table: type[Entries | Margins | Heard], rows: int) -> dict[str, Any]:
     """Its columns with nothing known."""
-    columns = record.columns(rows)
-    for field in record.fields:
-        if field.unit in _UNKNOWN and field.name not in _SPANS:
-            columns[field.name].fill(_UNKNOWN[field.unit])
+    columns = {}
+    for name, kind in ((each.name, each.type) for each in fields(table)):
+        unknown = NONE32 if name in _ROWS else NEVER if name.endswith("_ns") and name not in _SPANS else 0
+        if kind in ("Ints", "Bools"):
+            columns[name] = np.full(rows, unknown, np.int64 if kind == "Ints" else bool)
     return columns
 
 
 def blank(collective: Ints, endpoint: Ints, offsets: Ints) -> Entries:
     """Rows of which nothing is known yet."""
     rows, none = len(collective), np.zeros(0, np.int64)
-    columns = {**_blank(ENTRY, rows), "collective": collective, "endpoint": endpoint, "offsets": offsets}
+    columns = _blank(Entries, rows)
+    columns |= {"collective": collective, "endpoint": endpoint, "offsets": offsets}
+    columns["early_ns"] = np.zeros(len(offsets) - 1, np.int64)
     times = (none, none)
     return Entries(
         **columns,
-        early_ns=np.zeros(len(offsets) - 1, np.int64),
-        margins=Margins(**_blank(MARGIN, rows)),
-        heard=Heard(**_blank(HEARD, rows)),
+        margins=Margins(**_blank(Margins, rows)),
+        heard=Heard(**_blank(Heard, rows)),
         reactions=Reactions(times, none, times, times),
     )
