@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from collective_worlds import World, algorithm_of, run_job
 
+from dpuflow.arrays.ordering import lower_medians
 from dpuflow.entries import build_entries
 from dpuflow.exchanges.build import build_exchanges
 from dpuflow.matching import Instance
 from dpuflow.schema.rows import Op
-from dpuflow.verdicts.links import FEWEST, Links, _classes, _medians, measure_links, slow_rows
+from dpuflow.verdicts.links import FEWEST, Links, _classes, measure_links, slow_rows
 
 RING = algorithm_of(Op.ALL_REDUCE, "ring")
 PAIRWISE = algorithm_of(Op.ALL_TO_ALL, "pairwise")
@@ -139,7 +140,7 @@ def test_medians_by_class_match_a_twin(seed: int) -> None:
     of = _classes(first, second)
     pairs = list(zip(first.tolist(), second.tolist(), strict=True))
     assert of.tolist() == [list(dict.fromkeys(pairs)).index(pair) for pair in pairs]
-    for k, median in enumerate(_medians(values, of).tolist()):
+    for k, median in enumerate(lower_medians(values, of).tolist()):
         mine = sorted(values[of == k].tolist())
         assert median == mine[(len(mine) - 1) // 2]
 

@@ -206,12 +206,28 @@ def quantiles(ordered: NDArray[np.float64], levels: NDArray[np.float64]) -> NDAr
     return np.where(part < 0.5, low + (high - low) * part, high - (high - low) * (1 - part))
 
 
-def lower_medians(values: NDArray[np.int64], of: NDArray[np.int64], out: NDArray[np.int64]) -> None:
-    """Write the lower median of each class's values to ``out``; classes without values keep theirs."""
+def medians(values: NDArray[Any], of: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The median of each class's values; each class ``of``, numbered from 0, has some."""
+    order = (
+        order_within(values.astype(np.int64), of) if values.dtype.kind != "f" else np.lexsort((values, of))
+    )
+    ordered, count = values[order].astype(np.float64), np.bincount(of)
+    first = np.cumsum(count) - count
+    middle: NDArray[np.float64] = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
+    return middle / 2
+
+
+def lower_medians(
+    values: NDArray[np.int64], of: NDArray[np.int64], out: NDArray[np.int64] | None = None
+) -> NDArray[np.int64]:
+    """The lower median of each class's values, written to ``out``: classes without values keep theirs, 0."""
     from dpuflow.kernels import links
 
+    if out is None:
+        out = np.zeros(int(of.max(initial=-1)) + 1, np.int64)
     count = np.bincount(of, minlength=len(out)) if len(of) else np.zeros(len(out), np.int64)
     links.medians(values, of, np.cumsum(count) - count, np.empty_like(values), out)
+    return out
 
 
 class Picked:

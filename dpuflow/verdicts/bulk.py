@@ -15,7 +15,16 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Places, cut_at, first_alike, is_in, numbered, order_within, spans
+from dpuflow.arrays.ordering import (
+    Places,
+    cut_at,
+    first_alike,
+    is_in,
+    medians,
+    numbered,
+    order_within,
+    spans,
+)
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
 from dpuflow.verdicts.links import SLOW_FACTOR
 from dpuflow.verdicts.pages import (
@@ -457,10 +466,8 @@ def _slow(transfers: Found) -> Found:
     table = transfers.table.copy()
     way = numbered(*transfers.ways("src", "dst"))
     pace = table["busy_ns"] / np.maximum(table["bytes"], 1)
-    order = np.lexsort((pace, way))
-    first = np.flatnonzero(np.r_[True, np.diff(way[order]) != 0])
-    count = np.diff(np.r_[first, len(way)])
-    own = (pace[order[first + (count - 1) // 2]] + pace[order[first + count // 2]]) / 2
+    way = np.unique(way, return_inverse=True)[1].reshape(-1)
+    own = medians(pace, way)
     ordered, left = np.sort(own), len(own) - 1
     at = np.searchsorted(ordered, own)
     # The middle of all ways but this one.
@@ -468,7 +475,7 @@ def _slow(transfers: Found) -> Found:
     others = (ordered[low] + ordered[high]) / 2 if left else np.full(1, np.inf)
     # Pages of one packet take no time at one place.
     slow = (own > 0) & (own >= SLOW_FACTOR * others)
-    table["slow"][order] = np.repeat(slow, count)
+    table["slow"] = slow[way]
     return Found(table, transfers.rows)
 
 

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, classes, distinct, median_of
+from dpuflow.arrays.ordering import Picked, classes, distinct, lower_medians, median_of
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.entries import ONE_SIDED, places_of, previous_row
 from dpuflow.entries.rows import FEWEST
@@ -79,7 +79,7 @@ def measure_links(exchanges: Rows, instances: Sequence[Instance]) -> Links:
     stretch = took / np.maximum(like + grain[0], 1.0)
 
     # Floating-point numbers that are not negative are in the same order as their bits.
-    median = _medians(stretch.view(np.int64), link).view(np.float64)
+    median = lower_medians(stretch.view(np.int64), link).view(np.float64)
     count = np.bincount(link, minlength=len(median))
     middle, at = np.zeros(len(median), np.int64), np.flatnonzero(stretch == median[link])[::-1]
     middle[link[at]] = at  # of several the first one, which is assigned last
@@ -166,7 +166,7 @@ def _usual(took: Ints, kind: Ints, link: Ints) -> Ints:
     """For each kind of message the time it takes on the quickest third of the links, on the slowest of these:
     of the links between three nodes two thirds are those of a slow one, of more nodes' fewer are."""
     both = _classes(kind, link)
-    median = _medians(took, both)
+    median = lower_medians(took, both)
     kinds = np.zeros(len(median), np.int64)
     kinds[both] = kind
     order = np.lexsort((median, kinds))
@@ -216,7 +216,7 @@ def _round_trip_ns(picked: Rows) -> float:
     if not len(rows):
         return 0.0
     link = _classes(rows["src"].astype(np.int64), rows["dst"].astype(np.int64))
-    return float(np.percentile(_medians(rows["acked_ns"] - rows["data_end_ns"], link), 25))
+    return float(np.percentile(lower_medians(rows["acked_ns"] - rows["data_end_ns"], link), 25))
 
 
 def _sustained_ns(mine: Rows, collective: Ints) -> float:
@@ -239,16 +239,6 @@ def _classes(first: Ints, second: Ints) -> Ints:
     of = np.empty(len(first), np.int64)
     kernels.classes(first, second, np.full(1 << (2 * len(first)).bit_length(), -1), of)
     return of
-
-
-def _medians(values: Ints, of: Ints) -> Ints:
-    """The lower median of each class's values; ``of`` is their class."""
-    from dpuflow.kernels import links as kernels
-
-    count = np.bincount(of)
-    out = np.zeros(len(count), np.int64)
-    kernels.medians(values, of, np.cumsum(count) - count, np.empty_like(values), out)
-    return out
 
 
 def slow_rows(links: Links, entries: Entries) -> Bools:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpuflow.arrays.ordering import cut_at, distinct, numbered, order_within
+from dpuflow.arrays.ordering import cut_at, distinct, medians, numbered, order_within
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    from dpuflow.arrays import Floats, Ints
+    from dpuflow.arrays import Ints
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
 
@@ -59,18 +59,10 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
     way = numbered(src, dst, (wire[rows] == Wire.ROCE_READ).astype(np.int64))
     order = order_within(begin_ns(exchanges, rows), way)
     rows, way = rows[order], way[order]
-    first = np.flatnonzero(np.r_[True, way[1:] != way[:-1]])
-    large = _medians(exchanges["bytes"][rows], first) > LEAST
-    return [way for way, pages in zip(cut_at(rows, first[1:]), large.tolist(), strict=True) if pages]
-
-
-def _medians(values: Rows, first: Ints) -> Floats:
-    """The median of each run of ``values``; runs begin at ``first``."""
-    count = np.diff(np.r_[first, len(values)])
-    run = np.repeat(np.arange(len(first)), count)
-    ordered = values[order_within(values.astype(np.int64), run)].astype(float)
-    middle: Floats = ordered[first + (count - 1) // 2] + ordered[first + count // 2]
-    return middle / 2
+    new = way[1:] != way[:-1]
+    large = medians(exchanges["bytes"][rows], np.cumsum(np.r_[0, new])) > LEAST
+    parts = cut_at(rows, np.flatnonzero(new) + 1)
+    return [way for way, pages in zip(parts, large.tolist(), strict=True) if pages]
 
 
 def so_far(values: Ints, piece: Ints) -> Ints:
@@ -144,8 +136,7 @@ def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
     several = count > 1
     if several.any():
         apart = np.diff(end[order_within(end, way)])[within]
-        follow = (count - 1)[several]
-        usual[several] += _medians(apart, np.cumsum(follow) - follow)
+        usual[several] += medians(apart, np.repeat(np.arange(int(several.sum())), (count - 1)[several]))
     usual[~several] = 0.0
     cut = (gap > IDLE * usual[way[:-1]]) & within
     pieces = iter(cut_at(rows, np.flatnonzero(cut | ~within) + 1))

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Latest, distinct
+from dpuflow.arrays.ordering import Latest, distinct, medians
 from dpuflow.entries import against_others
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, Op, Wire
@@ -29,7 +29,7 @@ from dpuflow.verdicts.steps import places_in_steps
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from dpuflow.arrays import Bools, Floats, Ints
+    from dpuflow.arrays import Bools, Ints
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
@@ -142,9 +142,9 @@ def find_overlap(kind: Ints, entries: Entries, last: Ints, group: Ints, step: In
     place = np.stack([kind[entries.collective[rows]], places_in_steps(step, entries.endpoint)[rows]])
     place = np.unique(place, axis=1, return_inverse=True)[1].reshape(-1)
     both = np.unique(np.stack([place, entries.endpoint[rows]]), axis=1, return_inverse=True)[1].reshape(-1)
-    times = [entries.enter_ns[rows], entries.enter_ns[last[rows]], entries.leave_ns[last[rows]]]
+    enter, before, left = entries.enter_ns[rows], entries.enter_ns[last[rows]], entries.leave_ns[last[rows]]
     since_entering, since_leaving, inside = (
-        np.abs(_from_median(times[i] - times[j], both)) for i, j in ((0, 1), (0, 2), (2, 1))
+        np.abs(times - medians(times, both)[both]) for times in (enter - before, enter - left, left - before)
     )
     of = entries.collective[rows]
     whole = [np.bincount(of, each) for each in (since_entering, since_leaving, inside)]
@@ -167,18 +167,6 @@ def _same_before(entries: Entries, last: Ints, known: Bools) -> Bools:
     low = np.where(known, before, np.iinfo(np.int64).max)
     least, most = (f.reduceat(v, entries.offsets[:-1]) for f, v in ((np.minimum, low), (np.maximum, before)))
     return np.asarray((least == most)[entries.collective], np.bool_)
-
-
-def _from_median(values: Ints, of: Ints) -> Floats:
-    """Each value less the median of those of its class."""
-    order = np.lexsort((values, of))
-    starts = np.flatnonzero(np.r_[True, np.diff(of[order]) != 0])
-    count = np.diff(np.r_[starts, len(order)])
-    ordered = values[order]
-    middle = (ordered[starts + (count - 1) // 2] + ordered[starts + count // 2]) / 2
-    out = np.empty(len(values), np.float64)
-    out[order] = ordered - np.repeat(middle, count)
-    return out
 
 
 class Beside(NamedTuple):
