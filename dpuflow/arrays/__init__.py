@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
+
+FAR: Final = (1 << 63) - 1
+"""After all times; more than any number."""
 
 if TYPE_CHECKING:
     import numpy as np

@@ -101,7 +101,8 @@ class Inferred(NamedTuple):
 
 
 class Read(NamedTuple):
-    """Messages, the collectives that they make, and when the ranks of these came."""
+    """Messages, the collectives that they make, and when the ranks of these came; and what messages tell of
+    the network, and of what goes on beside the collectives."""
 
     joined: Joined
     exchanges: Rows
@@ -116,11 +117,6 @@ class Read(NamedTuple):
     steps: list[Steps]
     step: Ints  # of each row of Entries; -1: in none
     far: frozenset[int]  # endpoints in collectives that have no capture of their own
-
-
-class Traffic(NamedTuple):
-    """What messages tell of the network, and of what goes on beside the collectives."""
-
     links: Links
     held_up: Bools  # of each exchange (``links``)
     queues: dict[int, Queue]
@@ -133,12 +129,11 @@ class Traffic(NamedTuple):
 def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Inferred:
     """Run the stages. ``instances``: collectives over ``exchanges``; ``entries``: when their ranks came."""
     read = _read(joined, exchanges, instances, entries)
-    traffic = _traffic(read)
     work = find_work(read.entries, read.step)
-    pipelines = find_pipelines(instances, read.entries, read.step, traffic.taken)
-    evidence, stages = _evidence(read, traffic, pipelines, work.ns)
-    bounded, told, judgements = _judgements(read, traffic, evidence, stages)
-    fed = [int(read.entries.collective[each.row]) for each in traffic.bulk if each.waited]
+    pipelines = find_pipelines(instances, read.entries, read.step, read.taken)
+    evidence, stages = _evidence(read, pipelines, work.ns)
+    bounded, told, judgements = _judgements(read, evidence, stages)
+    fed = [int(read.entries.collective[each.row]) for each in read.bulk if each.waited]
     tokens = [find_tokens(each, read.step, instances, read.entries, fed) for each in read.steps]
     decoding = [each for each, found in zip(read.steps, tokens, strict=True) if found is not None]
     return Inferred(
@@ -149,97 +144,72 @@ def infer(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entrie
         charges=evidence.charges,
         causes=evidence.causes,
         own=evidence.own,
-        links=traffic.links,
-        queues=traffic.queues,
+        links=read.links,
+        queues=read.queues,
         groups=read.groups,
         kinds=group_kinds(read.groups, read.group_of, instances, read.steps, pipelines, decoding),
         group_of=read.group_of,
         steps=read.steps,
-        accounts=_accounts(read, traffic, evidence, pipelines, judgements),
+        accounts=_accounts(read, evidence, pipelines, judgements),
         tokens=tokens,
         pipelines=pipelines,
         stages=stages,
         judgements=judgements,
         told=told,
         edges=measure_edges(joined, exchanges, instances, read.entries),
-        bulk=traffic.bulk,
+        bulk=read.bulk,
         work=work,
-        receivers=slow_receivers(exchanges, instances, read.dated, traffic.taken, work.ns),
+        receivers=slow_receivers(exchanges, instances, read.dated, read.taken, work.ns),
     )
 
 
 def _read(joined: Joined, exchanges: Rows, instances: Sequence[Instance], entries: Entries) -> Read:
-    """Entries weighed, against the earliest of their collective, by group and by step."""
+    """Entries weighed, against the earliest of their collective, by group and by step; links, queues and
+    transfers beside the collectives."""
     groups, group_of = _groups(instances)
     entries = weigh(entries, exchanges, joined, instances, group_of)
     short = short_of_ranks(entries, instances)
     relative = among_dated(entries, relate(entries, short))
     dated = replace(entries, enter_ns=relative.enter_ns)
     steps, step = find_steps(instances, entries, group_of)
-    kind = kinds_of(instances, group_of)
-    far = never_captured(instances) | uncaptured(joined)
-    return Read(
-        joined,
-        exchanges,
-        instances,
-        entries,
-        dated,
-        short,
-        relative,
-        groups,
-        group_of,
-        kind,
-        steps,
-        step,
-        far,
-    )
-
-
-def _traffic(read: Read) -> Traffic:
-    """Links, queues and transfers beside the collectives."""
-    exchanges, instances, entries = read.exchanges, read.instances, read.entries
     links = measure_links(exchanges, instances)
-    queues = find_queues(exchanges, read.joined.columns["sent_ns"], instances, entries)
-    before = previous_row(read.dated)
-    return Traffic(
-        links,
-        held_up(exchanges, links),
-        queues,
-        queued_ns(queues, entries),
-        find_bulk(exchanges, instances, entries),
-        taken_until(exchanges, instances, entries),
-        find_overlap(read.kind, read.dated, before, read.group_of, read.step),
-    )
+    queues = find_queues(exchanges, joined.columns["sent_ns"], instances, entries)
+    kind = kinds_of(instances, group_of)
+    return Read(
+        joined, exchanges, instances, entries, dated, short, relative, groups, group_of, kind, steps, step,
+        never_captured(instances) | uncaptured(joined),
+        links, held_up(exchanges, links), queues, queued_ns(queues, entries),
+        find_bulk(exchanges, instances, entries), taken_until(exchanges, instances, entries),
+        find_overlap(kind, dated, previous_row(dated), group_of, step),
+    )  # fmt: skip
 
 
-def _waits(read: Read, traffic: Traffic) -> Waits:
+def _waits(read: Read) -> Waits:
     """What ranks may have waited for besides their peers."""
     exchanges, instances, entries, dated = read.exchanges, read.instances, read.entries, read.dated
     kin = group_before(dated, read.group_of)
-    taken = taken_before(instances, dated, traffic.taken)
+    taken = taken_before(instances, dated, read.taken)
     # Who entered nobody knows how long before it acted may have entered before it had taken its inputs, too.
     sure = np.where(dated.exact, taken, NEVER)
     return Waits(
-        fed_rows(traffic.bulk, entries, read.far),
+        fed_rows(read.bulk, entries, read.far),
         np.maximum(left_before(dated, kin), sure),
         np.maximum(unread_until(exchanges, instances, entries), taken),
         kin,
-        traffic.overlap,
-        traffic.queued,
+        read.overlap,
+        read.queued,
         (read.kind[entries.collective], places_in_steps(read.step, entries.endpoint)),
     )
 
 
-def _evidence(
-    read: Read, traffic: Traffic, pipelines: Sequence[Pipeline], worked_ns: int
-) -> tuple[Evidence, list[Stage]]:
+def _evidence(read: Read, pipelines: Sequence[Pipeline], worked_ns: int) -> tuple[Evidence, list[Stage]]:
     """What each rank answers for, and how stages of pipelines compare."""
     exchanges, instances, entries, dated = read.exchanges, read.instances, read.entries, read.dated
     relative, group_of = read.relative, read.group_of
     charges = charge(dated, relative, group_of)
-    slow = slow_rows(traffic.links, entries)
-    causes = causes_of(instances, dated, relative, charges, slow, _waits(read, traffic))
-    excused = excused_ns(exchanges, instances, dated, traffic.held_up)
+    slow = slow_rows(read.links, entries)
+    causes = causes_of(instances, dated, relative, charges, slow, _waits(read))
+    excused = excused_ns(exchanges, instances, dated, read.held_up)
     own = own_lateness(instances, dated, relative, causes, group_of, read.kind, excused)
     compared, stages = compare_stages(pipelines, instances, entries)
     own, causes = with_stages(own, causes, compared)
@@ -261,7 +231,7 @@ def _evidence(
 
 
 def _judgements(
-    read: Read, traffic: Traffic, evidence: Evidence, stages: Sequence[Stage]
+    read: Read, evidence: Evidence, stages: Sequence[Stage]
 ) -> tuple[Bounded, dict[int, Coverage], list[Judgement]]:
     """Verdicts, weighed by what was seen; and bounds of lateness and coverage, which they are weighed by.
 
@@ -275,8 +245,8 @@ def _judgements(
         judge(evidence, [stage.endpoint for stage in stages]), busy_elsewhere(instances), read.far
     )
     seen = evidence._replace(entries=entries, relative=among_dated(entries, bounded.relative))
-    shares = unread_shares(joined, read.exchanges, instances, traffic.bulk)
-    told = coverage_of(seen, tied_rows(instances, entries), shares, traffic.queued)
+    shares = unread_shares(joined, read.exchanges, instances, read.bulk)
+    told = coverage_of(seen, tied_rows(instances, entries), shares, read.queued)
     judgements = doubt_untold(judgements, told, seen)
     judgements = with_confidence(judgements, told, seen, joined.captures)
     verdicts = {judgement.endpoint: judgement.verdict for judgement in judgements}
@@ -287,7 +257,6 @@ def _judgements(
 
 def _accounts(
     read: Read,
-    traffic: Traffic,
     evidence: Evidence,
     pipelines: Sequence[Pipeline],
     judgements: Sequence[Judgement],
@@ -295,9 +264,9 @@ def _accounts(
     """Where the time of each job's steps went."""
     known = Known(
         evidence.causes,
-        traffic.held_up,
+        read.held_up,
         np.array([i.op == Op.SEND_RECV for i in read.instances], bool),
-        traffic.overlap.rows,
+        read.overlap.rows,
         sooner_ns(judgements, evidence.own),
         read.kind,
         read.group_of,

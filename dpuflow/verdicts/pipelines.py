@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.components import connected
 from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.arrays.stretches import Covered
@@ -98,28 +99,22 @@ def find_pipelines(
     for src, dst in books:
         neighbours.setdefault(src, set()).add(dst)
         neighbours.setdefault(dst, set()).add(src)
-    chains = []
-    unseen = set(neighbours)
-    for end in sorted(neighbours):
-        if end not in unseen or len(neighbours[end]) != 1:
+    chains: list[list[int]] = []
+    opened: list[list[int]] = []
+    for part in connected(books, lambda edge: edge):
+        ends = sorted({end for edge in part for end in edge})
+        if max(len(neighbours[end]) for end in ends) > 2:
             continue
-        chain = [end]
-        while further := neighbours[chain[-1]] - set(chain[-2:]):
-            if len(further) > 1:
-                break
+        chain = [end for end in ends if len(neighbours[end]) == 1][:1]
+        while chain and (further := neighbours[chain[-1]] - set(chain[-2:])):
             chain.append(further.pop())
-        unseen -= set(chain)
-        if all(len(neighbours[stage]) == 2 for stage in chain[1:-1]) and len(neighbours[chain[-1]]) == 1:
+        if chain:
             chains.append(chain)
-    rings = [
-        ring
-        for ring in connected(books, lambda edge: edge)
-        if all(len(neighbours[end]) == 2 for edge in ring for end in edge)
-    ]
-    opened = [chain for ring in rings if (chain := _opened({edge: len(books[edge].rows) for edge in ring}))]
+        elif ring := _opened({edge: len(books[edge].rows) for edge in part}):
+            opened.append(ring)
     busy = _in_collectives(instances, entries)
     found = [
-        *(_pipeline(chain, books, busy, step) for chain in chains),
+        *(_pipeline(chain, books, busy, step) for chain in sorted(chains)),
         *(_pipeline(chain, books, busy, step, interleaved=True) for chain in opened),
     ]
     return [each._replace(ends=_open_ends(each.stages, captured)) for each in found]
@@ -369,7 +364,7 @@ def _inputs(source: _Edge, book: _Edge, acted: Ints) -> tuple[Ints, Ints]:
         known = (of >= 0) & (of <= had)
         arrived = np.where(known, source.arrived_ns[np.where(known, of, 0)], NEVER)
         own = (sent - np.maximum(arrived, acted))[known]
-        uneven = int(median_of(np.abs(own - median_of(own)))) if len(own) else np.iinfo(np.int64).max
+        uneven = int(median_of(np.abs(own - median_of(own)))) if len(own) else FAR
         if best[0] == NEVER or uneven < best[0]:
             best = uneven, arrived, np.where(known, of, -1)
     return best[1], best[2]
