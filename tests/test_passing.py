@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpuflow.arrays.ordering import Picked
-from dpuflow.entries.handover import consumed
+from dpuflow.entries.reactions import consumed
 from dpuflow.matching.model import Instance, Slicing
 from dpuflow.schedules.nccl import BROADCAST_CHAIN, looped_ring
 from dpuflow.schema.rows import EXCHANGE, Op, Wire

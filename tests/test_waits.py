@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dpuflow.arrays.ordering import Picked
-from dpuflow.entries.handover import _alone
+from dpuflow.entries.reactions import _alone
 from dpuflow.kernels import streams, waits
 from dpuflow.schema.rows import EXCHANGE, NEVER
 

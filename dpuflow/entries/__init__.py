@@ -1,10 +1,10 @@
 """Collectives in; enter, leave and lateness of every rank out, with the bound and error the packets justify.
 
 ``places`` lays the algorithm's dependencies over the messages, ``acts`` finds each rank's first act and
-``inputs`` what had reached it before, ``leaving`` says when it was done, ``handover`` collects how fast hosts
-go on and ``reactions`` makes a law of it, ``blockers`` and ``queues`` list what an act may have waited for,
-``dating`` runs these stages; ``margins`` says how far entries may be off, ``relative`` turns them into
-lateness, ``heard`` says who else may have been the last. Nothing here knows of verdicts.
+``inputs`` what had reached it before, ``leaving`` says when it was done, ``reactions`` makes a law of how
+fast hosts go on, ``blockers`` and ``queues`` list what an act may have waited for, ``dating`` runs these
+stages; ``margins`` says how far entries may be off, ``relative`` turns them into lateness, ``heard``
+says who else may have been the last. Nothing here knows of verdicts.
 """
 
 from dpuflow.entries.acts import gpus_within

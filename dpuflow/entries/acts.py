@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import median_of
 from dpuflow.entries.channels import started_ns
 from dpuflow.entries.inputs import last_event, reached_before
 from dpuflow.entries.places import by_process
-from dpuflow.entries.rows import AT_ONCE, FAR, FAR_BEYOND, Rule
+from dpuflow.entries.rows import AT_ONCE, FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 

@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import Places, classes, distinct, is_in, median_of, percentile
 from dpuflow.entries.inputs import lines_of
 from dpuflow.entries.relative import previous_row
-from dpuflow.entries.rows import BY_GPUS, EXACT_RULES, FAR, FAR_BEYOND, FEWEST, QUICK, Rule
+from dpuflow.entries.rows import BY_GPUS, EXACT_RULES, FAR_BEYOND, FEWEST, QUICK, Rule
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Seen, Wire
 
 if TYPE_CHECKING:

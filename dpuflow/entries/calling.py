@@ -26,7 +26,8 @@ import numpy as np
 
 from dpuflow.arrays.ordering import classes, distinct, key_numbers, median_of, percentile
 from dpuflow.entries.relative import places_of
-from dpuflow.entries.rows import EXACT_RULES, EXPLAINED, QUICK, SLOW, Rule
+from dpuflow.entries.rows import EXACT_RULES, QUICK, SLOW, Rule
+from dpuflow.matching.model import MOST
 from dpuflow.schema.rows import NEVER, NONE32, Wire
 
 if TYPE_CHECKING:
@@ -78,8 +79,8 @@ def called(scene: Scene, rule: Ints) -> Called:
     near = 2 * np.abs(ahead) <= (entries.enter_ns - entries.since_ns)[rows]  # a slow host's come long after
     free, waited = np.isin(rule[rows], EXACT_RULES), np.isin(rule[rows], OPEN)
     for mine in classes(scene.of_row[rows], _kinds(scene)[rows]):
-        shown, least = mine[free[mine]], EXPLAINED
-        if len(shown) < max(FEW, (1 - EXPLAINED) * len(mine)):
+        shown, least = mine[free[mine]], MOST
+        if len(shown) < max(FEW, (1 - MOST) * len(mine)):
             shown, least = mine[free[mine] | (rule[rows[mine]] == Rule.CREDIT)], MOSTLY
         if len(shown) < FEW or near[shown].mean() < least:
             continue

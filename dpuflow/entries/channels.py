@@ -7,12 +7,12 @@ come, and always about as long after. NCCL, src/graph/connect.cc connectRings.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpuflow.arrays.ordering import distinct
-from dpuflow.entries.rows import EXPLAINED
+from dpuflow.matching.model import MOST
 from dpuflow.schedules.graph import arcs
 from dpuflow.schema.rows import NEVER
 
@@ -24,8 +24,6 @@ if TYPE_CHECKING:
     from dpuflow.matching import Instance
     from dpuflow.schedules.algorithms import Algorithm
     from dpuflow.schema.tables import Rows
-
-_LAST: Final = np.iinfo(np.int64).max
 
 
 def started_ns(exchanges: Rows | Picked) -> Ints:
@@ -107,7 +105,7 @@ def _goes_on(came: Ints, left: Ints, alike: Bools) -> Ints | None:
     known, before = np.empty((2, count, count), np.int64)
     passing.handed(came, left, known, before)
     early = before / np.maximum(known, 1)
-    fits = alike & (known > 0) & (early <= 1 - EXPLAINED)
+    fits = alike & (known > 0) & (early <= 1 - MOST)
     # The quarters of what it took, as ``percentiles`` takes them.
     last = known[fits][:, None] - 1
     place = last * np.array([0.25, 0.75])

@@ -17,13 +17,12 @@ from dpuflow.arrays.ordering import Picked
 from dpuflow.entries.acts import first_acts
 from dpuflow.entries.blockers import Scene, credited, find_blockers, inputs_and_offers, packet_times, solve
 from dpuflow.entries.calling import called, without_calls
-from dpuflow.entries.handover import consumed, granted_data_ns, typical, waited_sends
 from dpuflow.entries.heard import likely_entries
 from dpuflow.entries.leaving import as_acknowledged, last_acts, left_before, nonblocking
 from dpuflow.entries.margins import clocks, margins_of, ways
 from dpuflow.entries.places import build_places
 from dpuflow.entries.queues import queued_rows
-from dpuflow.entries.reactions import law_of
+from dpuflow.entries.reactions import consumed, granted_data_ns, law_of, typical, waited_sends
 from dpuflow.entries.rows import FAR_BEYOND, Reactions, Rule, blank
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import Latest
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
@@ -46,12 +47,12 @@ def reached_before(
         return reached, after
     data, offer = there_ns(picked), picked["offer_arrived_ns"].copy()
     answers = (answer_at >= 0)[receiver]
-    next_data = np.full(total, np.iinfo(np.int64).max)
+    next_data = np.full(total, FAR)
     later = answers & (data > enter[receiver])
     np.minimum.at(next_data, receiver[later], data[later])
     posted = answers & (offer != NEVER) & (offer <= enter[receiver]) & (picked["grant_ns"] != NEVER)
     posted &= picked["grant_ns"] <= next_data[receiver]
-    first = np.full(total, np.iinfo(np.int64).max)
+    first = np.full(total, FAR)
     np.minimum.at(first, receiver[posted], offer[posted])
     offer[answers & (offer != first[receiver])] = NEVER
     came = {"data": data, "offer": offer}

@@ -20,11 +20,12 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import distinct, key_numbers, median_of, order_within
 from dpuflow.entries.inputs import SLOTS, lines_of, messages_ahead
 from dpuflow.entries.reactions import law_of
 from dpuflow.entries.relative import previous_row
-from dpuflow.entries.rows import FAR, FAR_BEYOND, Rule
+from dpuflow.entries.rows import FAR_BEYOND, Rule
 from dpuflow.exchanges.build import there_ns
 from dpuflow.framing import MPI_NONBLOCKING
 from dpuflow.schema.rows import NEVER, NONE32, MessageFlag, Op, Wire

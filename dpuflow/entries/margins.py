@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import (
     Picked,
     classes,
@@ -27,11 +28,20 @@ from dpuflow.arrays.ordering import (
     percentiles,
 )
 from dpuflow.entries.blockers import least_work_ns
-from dpuflow.entries.handover import is_gloo
 from dpuflow.entries.inputs import lines_of
-from dpuflow.entries.reactions import tail_ns
+from dpuflow.entries.reactions import is_gloo, tail_ns
 from dpuflow.entries.relative import against_others
-from dpuflow.entries.rows import BEYOND, BY_GPUS, FAR, FEWEST, QUICK, Margins, Rule
+from dpuflow.entries.rows import (
+    BEYOND,
+    BY_GPUS,
+    FEWEST,
+    INTERVAL_IN_SIGMAS,
+    QUARTER_IN_SIGMAS,
+    QUICK,
+    SIXTH_IN_SIGMAS,
+    Margins,
+    Rule,
+)
 from dpuflow.exchanges.build import there_ns
 from dpuflow.schema.rows import NEVER, NONE32, Seen, Wire
 
@@ -46,12 +56,6 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Joined, Rows
 
 
-NINETY_FIVE = 1.96
-"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
-SIXTH = 0.4307
-"""Median to the end of the third around it of a normal distribution, in standard deviations."""
-QUARTER = 0.6745
-"""Median to quartile of a normal distribution, in standard deviations."""
 MEDIAN_COSTS = np.pi / 2
 """Variance of the median of n normal values, times n, over theirs."""
 _BOTH = Seen.AT_SENDER | Seen.AT_RECEIVER
@@ -181,14 +185,14 @@ def _scatter_ns(entries: Entries, held_ns: Ints, offset: Floats, mine: Bools, al
         own = quiet if len(quiet) >= FEWEST else own
         if len(own) >= FEWEST:
             low, middle, high = percentiles(offset[own], (25, 50, 75))
-            quarter = min(middle - low, high - middle) / QUARTER
-            heap = closest_third(offset[own]) / 2 / SIXTH if alone[own].all() else np.inf
+            quarter = min(middle - low, high - middle) / QUARTER_IN_SIGMAS
+            heap = closest_third(offset[own]) / 2 / SIXTH_IN_SIGMAS if alone[own].all() else np.inf
             sigma.append(min(quarter, heap))
     if not sigma:
         return float("nan")
     # An offset scatters by the rank's own hand-over and by that of the others' median; two ranks by two.
     others = max(len(ranks) - 1, 1)
-    return float(NINETY_FIVE * np.sqrt(2 / (1 + MEDIAN_COSTS / others)) * median_of(sigma))
+    return float(INTERVAL_IN_SIGMAS * np.sqrt(2 / (1 + MEDIAN_COSTS / others)) * median_of(sigma))
 
 
 def receiving_ns(exchanges: Rows | Picked, entries: Entries, law: Law) -> Ints:

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import Picked, order_within, packed
 from dpuflow.entries.channels import channels_of, started_ns
-from dpuflow.entries.rows import EXPLAINED, FAR
+from dpuflow.matching.model import MOST
 from dpuflow.schedules.graph import arcs
 from dpuflow.schedules.remembered import remembered
 from dpuflow.schema.rows import NEVER, Op
@@ -239,7 +240,7 @@ def _early_ns(picked: Picked, send: Ints, needed: Ints, of: Ints, count: int) ->
     order = order_within(-lead, collective)
     first = np.flatnonzero(np.r_[True, np.diff(collective[order]) != 0]) if len(order) else order
     size = np.diff(np.r_[first, len(order)])
-    tenth = first + ((1 - EXPLAINED) * size).astype(np.int64)
+    tenth = first + ((1 - MOST) * size).astype(np.int64)
     early[collective[order][first]] = np.maximum(lead[order][tenth], 0)
     return early
 

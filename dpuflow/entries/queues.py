@@ -18,7 +18,7 @@ import numpy as np
 
 from dpuflow.arrays.components import connected
 from dpuflow.arrays.ordering import classes, distinct, key_numbers, order_within
-from dpuflow.entries.handover import is_gloo
+from dpuflow.entries.reactions import is_gloo
 from dpuflow.entries.rows import FAR_BEYOND, FEWEST
 from dpuflow.schema.rows import NEVER, NONE32, Op
 

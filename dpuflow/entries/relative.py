@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.entries.acts import gpus_within
-from dpuflow.entries.rows import FAR, FAR_BEYOND
+from dpuflow.entries.rows import FAR_BEYOND
 from dpuflow.schema.rows import NEVER, NONE32
 
 if TYPE_CHECKING:

@@ -35,8 +35,12 @@ BEYOND: Final = 0.001
 """Share of hand-overs that may take longer than a bound allows for."""
 ONE_SIDED: Final = 1.645
 """One end of an interval that 95 % of a normal distribution keep to, in standard deviations."""
-EXPLAINED: Final = 0.9
-"""A schedule that a tenth of the messages contradict is not what ran."""
+INTERVAL_IN_SIGMAS: Final = 1.96
+"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
+SIXTH_IN_SIGMAS: Final = 0.4307
+"""Half of the third around a normal distribution's middle, in standard deviations."""
+QUARTER_IN_SIGMAS: Final = 0.6745
+"""Median to quartile of a normal distribution, in standard deviations."""
 
 
 class Rule(Code):
@@ -93,8 +97,6 @@ RULES: dict[Rule, tuple[str, str]] = {
 EXACT_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "exact")
 UNTOLD_RULES = tuple(rule for rule, (bound, _) in RULES.items() if bound == "unobservable")
 
-FAR: Final = int(np.iinfo(np.int64).max)
-"""After all times."""
 Times = tuple["Ints", "Ints"]
 """Rows of Entries, and ns."""
 
@@ -132,7 +134,7 @@ class Reactions(NamedTuple):
     waited: Times  # from an input to the send that had waited for it
     granted_data_ns: Ints  # from a grant to the data that had waited for it
     taken: Times  # from an input to granting its slot again (NCCL)
-    between: Times  # ... from an operation's last input, at the most (``handover.consumed``)
+    between: Times  # ... from an operation's last input, at the most (``reactions.consumed``)
 
 
 @dataclass

@@ -11,6 +11,7 @@ import numpy as np
 from dpuflow.arrays.ordering import distinct
 from dpuflow.arrays.stretches import Covered, covered_ns
 from dpuflow.conditions import TABLE
+from dpuflow.entries.rows import QUARTER_IN_SIGMAS
 from dpuflow.figures.spans import jobs_with, list_jobs
 from dpuflow.findings.evidence import ByEnd
 from dpuflow.findings.keys import keys_of
@@ -20,7 +21,7 @@ from dpuflow.quantities import sentence
 from dpuflow.requests import find_requests
 from dpuflow.results import Finding
 from dpuflow.schema.rows import NEVER
-from dpuflow.verdicts.chance import CRITICAL_SHARE, QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import CRITICAL_SHARE, SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence

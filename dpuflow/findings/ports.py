@@ -21,10 +21,11 @@ import numpy as np
 from dpuflow.arrays.ordering import distinct
 from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
+from dpuflow.entries.rows import QUARTER_IN_SIGMAS
 from dpuflow.findings.case import SMALL_SHARE
 from dpuflow.findings.onset import lasting
 from dpuflow.schema.rows import Seen, Wire
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import SIGMAS
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

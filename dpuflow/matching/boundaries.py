@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.schema.rows import NEVER
 from dpuflow.wire.nccl import NCCL_STEPS
@@ -32,11 +33,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SLOTS: Final = NCCL_STEPS
-"""Messages that a rank may be ahead of the next one, or connections apart where a capture ends: its slots."""
 MOST_CUTS: Final = 4_000_000
 """Cuts times pipes that are kept, at most: 32 bytes each on their way."""
-_FAR = np.iinfo(np.int64).max
 
 
 class Times(NamedTuple):
@@ -52,7 +50,7 @@ class Cuts(NamedTuple):
     """Cuts in order. The first one lies before all messages, the last one behind them."""
 
     at: Ints  # (cuts, pipes): messages of each pipe before it
-    pauses: Ints  # (cuts, ranks): of each before its first message behind it; _FAR: not known
+    pauses: Ints  # (cuts, ranks): of each before its first message behind it; FAR: not known
     idle: Ints  # ... but for the time that its last one before it took to leave
     ranks: list[int]
 
@@ -122,21 +120,21 @@ def cuts_at(
 ) -> Cuts:
     """The cuts ``at`` with the pauses of ranks; ``near``: those that were captured, None for all."""
     ends = sorted({end for pipe in pipes for end in pipe[:2]})
-    pauses, idle = np.full((2, len(at), len(ends)), _FAR)
+    pauses, idle = np.full((2, len(at), len(ends)), FAR)
     for place, rank in enumerate(ends):
         if near is not None and rank not in near:
             continue
         before, sent = np.full((2, len(at)), NEVER)
-        first = np.full(len(at), _FAR)
+        first = np.full(len(at), FAR)
         for number, (pipe, each) in enumerate(zip(pipes, times, strict=True)):
             behind = at[:, number]
             if pipe.src == rank:
-                first = np.minimum(first, np.append(each.starts, _FAR)[behind])
+                first = np.minimum(first, np.append(each.starts, FAR)[behind])
                 before = np.maximum(before, np.r_[NEVER, each.starts][behind])
                 sent = np.maximum(sent, np.r_[NEVER, each.ends][behind])
             if pipe.dst == rank:
                 before = np.maximum(before, np.r_[NEVER, each.arrivals][behind])
-        known = (first != _FAR) & (before != NEVER)
+        known = (first != FAR) & (before != NEVER)
         pauses[known, place] = (first - before)[known]
         idle[known, place] = np.maximum(first - np.maximum(before, sent), 0)[known]
     return Cuts(at, pauses, idle, ends)
@@ -244,7 +242,8 @@ def ahead_of(sizes: Sequence[Ints], whole: Ints) -> Ints:
         alike = np.flatnonzero(whole == n).tolist()
         known = min((sizes[k] for k in alike), key=len)
         for k in alike:
-            more = range(min(len(sizes[k]) - len(known), SLOTS) + 1)
+            # A rank may be ahead of the next one by its slots.
+            more = range(min(len(sizes[k]) - len(known), NCCL_STEPS) + 1)
             found[k] = next((m for m in more if np.array_equal(sizes[k][m : m + len(known)], known)), 0)
     return found
 
@@ -255,7 +254,7 @@ def as_many(items: Iterable[T], messages: Callable[[T], int]) -> list[list[T]]:
     found: list[list[T]] = []
     for item in sorted(items, key=messages):
         least = messages(found[-1][0]) if found else 0
-        if found and messages(item) - least <= min(SLOTS, least // 2):
+        if found and messages(item) - least <= min(NCCL_STEPS, least // 2):
             found[-1].append(item)
         else:
             found.append([item])
@@ -270,7 +269,7 @@ def alike_long(pipes: Sequence[Pipe]) -> Ints:
 
 
 def reactions(pipes: Sequence[Pipe], times: Sequence[Times], *, idle: bool = False) -> list[Ints]:
-    """For each message of each pipe how long nothing had left or reached its sender before; _FAR: nothing
+    """For each message of each pipe how long nothing had left or reached its sender before; FAR: nothing
     ever. ``idle``: but for the time that messages took to leave."""
     events: dict[int, list[Ints]] = {}
     for pipe, each in zip(pipes, times, strict=True):
@@ -283,5 +282,5 @@ def reactions(pipes: Sequence[Pipe], times: Sequence[Times], *, idle: bool = Fal
     for pipe, each in zip(pipes, times, strict=True):
         mine = known[pipe.src]
         at = np.searchsorted(mine, each.starts, "left")
-        found.append(np.where(at > 0, each.starts - mine[np.maximum(at - 1, 0)], _FAR))
+        found.append(np.where(at > 0, each.starts - mine[np.maximum(at - 1, 0)], FAR))
     return found

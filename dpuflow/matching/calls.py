@@ -391,7 +391,20 @@ def _made(job: Job, members: Sequence[Transfers], turn: int) -> Instance:
 
 
 LEAST: Final = 512
-"""Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64)."""
+"""Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
+else shows what they are."""
+
+
+def unannounced(exchanges: Rows, rows: Ints) -> Ints:
+    """``rows``, WRITEs and READs, but those on connections with immediates, or with a SEND for each of them:
+    there a library asks before it moves data (rendezvous)."""
+    wire = np.ascontiguousarray(exchanges["wire"])
+    connection = exchanges["connection"].astype(np.int64)
+    size = int(connection.max()) + 1
+    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)
+    told = np.bincount(connection[sends], minlength=size) >= np.bincount(connection[rows], minlength=size)
+    told |= np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
+    return rows[~told[connection[rows]]]
 
 
 def without_pages(exchanges: Rows, rows: Ints) -> Ints:
@@ -401,13 +414,8 @@ def without_pages(exchanges: Rows, rows: Ints) -> Ints:
     plain = plain[exchanges["op"][plain] == Op.UNKNOWN]
     if not len(plain):
         return rows
-    wire = np.ascontiguousarray(exchanges["wire"])
-    connection = exchanges["connection"].astype(np.int64)
-    size = int(connection.max()) + 1
-    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)
-    told = np.bincount(connection[sends], minlength=size) >= np.bincount(connection[plain], minlength=size)
-    told |= np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
-    plain = plain[~told[connection[plain]] & (exchanges["bytes"][plain] > LEAST)]
+    plain = unannounced(exchanges, plain)
+    plain = plain[exchanges["bytes"][plain] > LEAST]
     one_way = ~np.isin(exchanges["src"][plain], exchanges["dst"][plain])
     one_way &= ~np.isin(exchanges["dst"][plain], exchanges["src"][plain])
     return np.setdiff1d(rows, plain[one_way], assume_unique=True)

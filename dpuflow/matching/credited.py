@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.components import connected
 from dpuflow.matching.lanes import grouped
 from dpuflow.matching.model import MOST, RARE, TWICE, placed
@@ -188,7 +189,6 @@ LIKE: Final = 0.5
 """Of the places where operations may begin on one of two pipes in lockstep, the share that the other must
 have as well. Chance gives pipes of other counts at most one in two."""
 
-_FAR: Final = np.iinfo(np.int64).max
 SIGMAS: Final = 3
 """Standard deviations beyond chance that show two pipes of equally many messages to be in lockstep."""
 
@@ -205,7 +205,7 @@ class Pipe(NamedTuple):
     begins: Bools  # an operation may begin with this message
     slots: Ints  # bytes that each message's entry announced
     arrived: Ints | None = None  # when each message had; None: not known
-    until: int = _FAR  # when the captures of its ends stop
+    until: int = FAR  # when the captures of its ends stop
     sizes: Ints | None = None  # bytes of each message; None: not known
 
     @property
@@ -271,7 +271,7 @@ def pipes_of(job: Job, connections: tuple[Ints, Ints, Ints], announced: Ints) ->
             continue
         begins[low] = index[low] == 1 or (low > start and bool(known[low - 1] and waited[low - 1]))
         part = slice(low, high)
-        last = _FAR if until is None else int(max(until[src], until[dst]))
+        last = FAR if until is None else int(max(until[src], until[dst]))
         found.append(
             Pipe(
                 src,

@@ -9,10 +9,11 @@ But a rank carries out one operation after the other, and within a tree what com
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.matching.model import HALF
 from dpuflow.schedules.nccl import BROADCAST_CHAIN, REDUCE_CHAIN
 from dpuflow.schema.rows import Op
 
@@ -21,10 +22,6 @@ if TYPE_CHECKING:
 
     from dpuflow.arrays import Ints
     from dpuflow.matching.model import Instance, Job
-
-
-HALF: Final = 0.5
-"""Of one pair's trees those that enclose something: a tree does so by chance alone."""
 
 
 def without_enclosing(job: Job, instances: Sequence[Instance]) -> list[Instance]:

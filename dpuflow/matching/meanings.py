@@ -13,10 +13,11 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.matching.buffers import LINES_OF_8, LL, RING_SLOT, STEP_SLOT
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.layouts import layout_of
-from dpuflow.matching.model import RARE
+from dpuflow.matching.model import RARE, TWICE
 from dpuflow.matching.scoring import NO_CONTRAST
 from dpuflow.schedules.graph import free_ranks
 from dpuflow.schema.rows import NEVER
@@ -31,19 +32,8 @@ if TYPE_CHECKING:
     from dpuflow.matching.model import Instance, Job
 
 
-_FAR = np.iinfo(np.int64).max
-LONGER: Final = 2
-"""Times that a pause before an operation is longer than one within."""
-FEWEST: Final = 2
-"""Ranks that go on with an input each, at least, for that to be no chance."""
-
-
 def contrast_of(
-    parts: Sequence[Part],
-    pipes: Sequence[Pipe],
-    times: Sequence[Times],
-    pauses: Sequence[Sequence[Ints]],
-    meanings: Meanings,
+    parts: Sequence[Part], times: Sequence[Times], pauses: Sequence[Sequence[Ints]], meanings: Meanings
 ) -> float | None:
     """Share of (first message of an operation, later one) of a rank whose first one paused twice as long;
     of ranks that need no input in it. None where these send but once.
@@ -56,20 +46,15 @@ def contrast_of(
     to leave has pauses between messages that are none, and may hide those between operations.
     """
     counts = zip(pauses, (meanings.cuts.pauses, meanings.cuts.idle), strict=True)
-    told = [_contrast(parts, pipes, times, later, first, meanings) for later, first in counts]
+    told = [_contrast(parts, times, later, first, meanings) for later, first in counts]
     return max((each for each in told if each is not None), default=None)
 
 
 def _contrast(
-    parts: Sequence[Part],
-    pipes: Sequence[Pipe],
-    times: Sequence[Times],
-    pauses: Sequence[Ints],
-    firsts: Ints,
-    meanings: Meanings,
+    parts: Sequence[Part], times: Sequence[Times], pauses: Sequence[Ints], firsts: Ints, meanings: Meanings
 ) -> float | None:
     """The same by one count of pauses; ``firsts``: those of cuts."""
-    cuts = meanings.cuts
+    cuts, pipes = meanings.cuts, meanings.pipes
     won, asked, compared = 0.0, 0, 0
     free = {kind: meanings.free(kind) or cuts.ranks for kind in {part.kind for part in parts}}
     waited = np.zeros((2, len(parts)), np.int64)  # ranks that need no input, and went on with one at once
@@ -81,14 +66,14 @@ def _contrast(
         begins = cuts.at[[part.begin for part in mine]]
         ends = cuts.at[[part.end for part in mine]]
         first = firsts[[part.begin for part in mine], place]
-        first = first[first != _FAR]
+        first = first[first != FAR]
         sent = _sent(rank, begins, ends, pipes, times, pauses)
         turn, start, pause = (np.concatenate([each[k] for each in sent]) for k in range(3))
         order = np.lexsort((start, turn))
-        turn, pause = turn[order], np.minimum(pause[order], _FAR // LONGER)
+        turn, pause = turn[order], np.minimum(pause[order], FAR // TWICE)
         inside = np.r_[False, turn[1:] == turn[:-1]] & (turn >= 0)
         # Who begins a chain waits for nobody within, but copies: that may take as long as it likes.
-        least = np.array([1 if meanings.is_chain(part.kind) else LONGER for part in mine])
+        least = np.array([1 if meanings.is_chain(part.kind) else TWICE for part in mine])
         later = np.sort((least[turn] * pause)[inside])
         waited[0, at] += 1
         if len(later):
@@ -100,24 +85,24 @@ def _contrast(
             asked, compared = asked + len(first), compared + told
     if not compared:
         return None
-    within = float(np.mean(waited[1] >= np.maximum(waited[0] - 1, FEWEST)))
+    within = float(np.mean(waited[1] >= np.maximum(waited[0] - 1, TWICE)))
     return won / asked * (1 - within)
 
 
 def _since_input(rank: int, begins: Ints, ends: Ints, pipes: Sequence[Pipe], times: Sequence[Times]) -> Ints:
-    """For each part how long ago its last input had come when ``rank`` first sent in it; _FAR: none had."""
-    first, last = np.full(len(begins), _FAR), np.full(len(begins), NEVER)
+    """For each part how long ago its last input had come when ``rank`` first sent in it; FAR: none had."""
+    first, last = np.full(len(begins), FAR), np.full(len(begins), NEVER)
     for number, pipe in enumerate(pipes):
         if pipe.src == rank:
             begun = ends[:, number] > begins[:, number]
-            starts = np.append(times[number].starts, _FAR)[begins[:, number]]
+            starts = np.append(times[number].starts, FAR)[begins[:, number]]
             first = np.where(begun, np.minimum(first, starts), first)
     for number, pipe in enumerate(pipes):
         if pipe.dst == rank:
             came = np.searchsorted(times[number].arrivals, first, "right") - 1
             known = (came >= begins[:, number]) & (came < ends[:, number])
             last = np.where(known, np.maximum(last, times[number].arrivals[came]), last)
-    return np.where((first != _FAR) & (last != NEVER), first - last, _FAR)
+    return np.where((first != FAR) & (last != NEVER), first - last, FAR)
 
 
 def _sent(

@@ -249,5 +249,7 @@ MOST: Final = 0.9
 message lost from the capture, the capture's ends); one that explains fewer does not fit the messages."""
 RARE: Final = 0.1
 """Share of cases that may speak against a reading: the rest of ``MOST``."""
+HALF: Final = 0.5
+"""Share of cases beyond which those that agree speak for all, and are no chance."""
 TWICE: Final = 2
 """How often something must have been seen: what happened once may be chance, or a wrong time."""

@@ -22,7 +22,7 @@ import numpy as np
 
 from dpuflow.arrays.ordering import distinct, median_of, percentile
 from dpuflow.matching.buffers import CHUNKS, RING, STEP
-from dpuflow.matching.model import MOST, TWICE
+from dpuflow.matching.model import HALF, MOST, TWICE
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -43,8 +43,6 @@ LEAST: Final = 2
 """Slots of a connection: eight, fewer where up to eight peers' sends and receives go together (net.cc)."""
 PACE: Final = 4
 """Entries that wait for a chunk to be taken come so many times as slowly as those that are posted at once."""
-MOSTLY: Final = 0.5
-"""Of the ways of a call, those that speak for all."""
 UNITS: Final = (32_768, 65_536, *CHUNKS)
 """Bytes of a chunk of a part, by how many bytes a transfer has (src/enqueue.cc addP2pToPlan)."""
 QUICK: Final = 5
@@ -354,7 +352,7 @@ def common_cuts(lanes: Sequence[Parts], *, early: bool = False) -> dict[int, Int
         apart = max(int(percentile(pauses, QUICK) / 2), 1)
         begins = np.sort(np.concatenate([lane.start_ns[1:] for lane in mine]))
         groups = np.split(begins, np.flatnonzero(np.diff(begins) > apart) + 1)
-        first = np.array([group[0] for group in groups if len(group) >= MOSTLY * len(mine)], np.int64)
+        first = np.array([group[0] for group in groups if len(group) >= HALF * len(mine)], np.int64)
         ends = [lane.end_ns[np.maximum(np.searchsorted(lane.end_ns, first) - 1, 0)] for lane in mine]
         pause = first - np.median(ends, axis=0).astype(np.int64)
         found[end] = first - (pause if early else apart) // 2

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
 from dpuflow.matching.recognise import ELEMENT_BYTES, MOST_RANKS, VARIED, expected_edges, whole_size
@@ -43,7 +44,6 @@ if TYPE_CHECKING:
 
 
 Edge = tuple[int, int]
-FAR = int(np.iinfo(np.int64).max)
 BLOCKS = {Op.REDUCE_SCATTER: 1, Op.ALL_GATHER: 0}
 """Of these each block is one rank's: that of an edge's receiver (1), or its sender (0)."""
 LOST = 512

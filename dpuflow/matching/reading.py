@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.matching.lanes import Lane
 from dpuflow.matching.layouts import layout_of
 from dpuflow.matching.model import MOST
@@ -361,10 +362,6 @@ class Operations:
         yield from (layout.made(mine, self._job.nodes) for mine in rows)
 
 
-STAGED: Final = NCCL_STEPS
-"""Messages of a connection that may leave when their rank is through with the operation."""
-_FAR: Final = np.iinfo(np.int64).max
-
 Part = tuple[int, int, int]
 """The number of a set, and from the how-manieth of its operations to the how-manieth."""
 Turn = tuple[Part, ...]
@@ -384,16 +381,16 @@ class Sends:
         place = {end: number for number, end in enumerate(ends)}
         # Of each set: (operations, ranks); far in the future and NEVER of ranks that do not send on it.
         self._first, self._last, self._filled = (
-            [np.full((len(each), len(ends)), fill) for each in sets] for fill in (_FAR, NEVER, NEVER)
+            [np.full((len(each), len(ends)), fill) for each in sets] for fill in (FAR, NEVER, NEVER)
         )
         self._half: list[Ints] = []  # of each operation: half of its messages had left somewhere
         for number, each in enumerate(sets):
             begin, end = each.bounds[:-1], each.bounds[1:]
             first, last, filled, half = (
                 starts[each.rows[:, at]]
-                for at in (begin, end - 1, np.maximum(end - 1 - STAGED, begin), (begin + end) // 2)
+                for at in (begin, end - 1, np.maximum(end - 1 - NCCL_STEPS, begin), (begin + end) // 2)
             )
-            first = np.where(first == NEVER, _FAR, first)
+            first = np.where(first == NEVER, FAR, first)
             self._half.append(half.min(axis=0))
             for row, pipe in enumerate(each.pipes):
                 column = place[pipe.src]
@@ -415,13 +412,13 @@ class Sends:
         if len(set(self._count)) != 1:
             return False
         every = np.stack(self._first)
-        latest = np.where(every == _FAR, NEVER, every).max(axis=0)
+        latest = np.where(every == FAR, NEVER, every).max(axis=0)
         return len(every) == 1 or bool((latest[:-1] <= every.min(axis=0)[1:]).all())
 
     def is_next(self, chosen: Sequence[int], at: Sequence[int], left: Sequence[int]) -> bool:
         """Whether no rank sent on other sets, or again on these, before it had begun on all of ``chosen``."""
         every = np.stack([self._first[number][at[number]] for number in chosen])
-        latest = np.where(every == _FAR, NEVER, every).max(axis=0)
+        latest = np.where(every == FAR, NEVER, every).max(axis=0)
         later = [self._first[number][at[number]] for number in left if number not in chosen]
         later += [self._first[n][at[n] + 1] for n in chosen if at[n] + 1 < self._count[n]]
         return all(bool((when >= latest).all()) for when in later)

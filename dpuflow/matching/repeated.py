@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.components import connected
 from dpuflow.arrays.ordering import distinct, median_of
-from dpuflow.matching.model import MOST, RARE, TWICE, Instance, InstanceView
+from dpuflow.matching.model import HALF, MOST, RARE, TWICE, Instance, InstanceView
+from dpuflow.matching.scoring import CHANCE
 from dpuflow.schema.rows import NEVER, Op, Wire
 
 if TYPE_CHECKING:
@@ -37,10 +39,6 @@ PERIODS = 32
 """Periods worth a try: the most frequent distances between long silences."""
 AHEAD = 48
 """How many long silences a period may span."""
-EXPLAINED = 0.5
-"""A pattern that leaves more than half of the bytes over has not understood them."""
-CHANCE = 0.5
-"""What a pattern is worth whose ranks act but once, so that there is nothing to compare."""
 WORSE = 0.05
 """What finer cuts may cost in silences before them: coincidences."""
 
@@ -57,7 +55,7 @@ def repeated_instances(job: Job, rows: Ints) -> list[Instance]:
         # The steps of one algorithm may differ in size, and so may communicators.
         explained = sum(pattern.explained for pattern in apart)
         every = sum(int(exchanges["bytes"][cluster].sum()) for cluster in clusters)
-        if len(clusters) > 1 and explained < EXPLAINED * every:
+        if len(clusters) > 1 and explained < HALF * every:
             whole = _Pattern(exchanges, np.sort(np.concatenate(clusters)))
             apart = [whole] if whole.explained > explained else apart
         larger = any(len(pattern.ends) > 2 for pattern in apart)
@@ -270,7 +268,7 @@ class _Pattern:
             return 0.0, []
         explained = sum(int(self.size[chain[0] : chain[-1]].sum()) for chain in taken)
         share = explained / max(int(self.size.sum()), 1)
-        if share < EXPLAINED:
+        if share < HALF:
             return 0.0, []
         refined = self._refined(taken)
         cuts = [
@@ -389,7 +387,7 @@ def _slowest_usual(pauses: Ints) -> int:
     """
     logs = np.log(np.maximum(pauses, 1))
     low, middle = np.percentile(logs, [25, 50])
-    return int(min(np.exp(middle + (middle - low) * 1.645 / 0.674), np.iinfo(np.int64).max // 2))
+    return int(min(np.exp(middle + (middle - low) * 1.645 / 0.674), FAR // 2))
 
 
 def _wrapped(value: int) -> int:

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.components import in_a_row
 from dpuflow.matching.lanes import Layout, grouped, passed_on
 from dpuflow.matching.model import MOST
@@ -220,7 +221,7 @@ def meet(lanes: Iterable[Lane], parts: Iterable[Iterable[int]]) -> bool:
         mine = [lane for lane in lanes if lane.src in part]
         begins.append(np.min([lane.starts[:, 0] for lane in mine], axis=0))
         arrived = np.array([lane.arrivals[:, -1] for lane in mine])
-        ends.append(np.where(arrived == NEVER, np.iinfo(np.int64).max, arrived).max(axis=0))
+        ends.append(np.where(arrived == NEVER, FAR, arrived).max(axis=0))
     return bool((np.max(begins, axis=0) < np.min(ends, axis=0)).all())
 
 

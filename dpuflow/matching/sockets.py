@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.components import connected
 from dpuflow.matching.boundaries import (
     Cuts,
@@ -41,7 +42,7 @@ from dpuflow.matching.boundaries import (
 )
 from dpuflow.matching.credited import Pipe, connections_of, joined
 from dpuflow.matching.meanings import Meanings, Part, contrast_of
-from dpuflow.matching.model import MOST, TWICE, placed
+from dpuflow.matching.model import HALF, MOST, TWICE, placed
 from dpuflow.matching.scoring import CLEAR, NO_CONTRAST
 from dpuflow.matching.structured import may_be_sends, single_sends, uneven_calls, without_answers
 
@@ -218,7 +219,7 @@ def _repeated(
         parts = [Part(number, number + 1, 0) for number in range(count)]
         if not meanings.reads(0, 0, 1):
             continue
-        contrast = contrast_of(parts[:SAMPLE], pipes, times, pauses, meanings)
+        contrast = contrast_of(parts[:SAMPLE], times, pauses, meanings)
         worth = NO_CONTRAST if contrast is None else round(contrast, 2), count
         if worth > best:
             best, chosen = worth, (meanings, parts)
@@ -276,7 +277,7 @@ def _in_sequence(
         Part(k * step + low, k * step + high, kind) for k in range(count) for low, high, kind in way[0] or ()
     ]
     first = [part for part in parts if part.begin % step == 0][:SAMPLE]
-    contrast = contrast_of(first, pipes, times, pauses, meanings) or 0.0
+    contrast = contrast_of(first, times, pauses, meanings) or 0.0
     return _enough(meanings.made(parts), pipes) if contrast >= MOST else []
 
 
@@ -289,13 +290,10 @@ STEP: Final = 2**0.5
 """From one least pause that is tried to the next."""
 MERGED: Final = 8
 """Pauses within one operation, at most, that are as long as those before one: ranks wait for late ones."""
-HALF: Final = 0.5
-"""Share of messages that operations must explain for their pauses to say which they are."""
 GRAIN: Final = 0.02
 """What makes no difference between shares of messages that are explained."""
 CHANCE: Final = 0.05
 """By how much the contrast of as good readings differs: twice the error of a share of some fifty pauses."""
-_FAR = np.iinfo(np.int64).max
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
 
 
@@ -382,7 +380,7 @@ class _Reader:
     def _chosen(self) -> Iterator[Ints]:
         """The numbers of cuts with a least pause or more, the longest first, while kinds may be looked at."""
         gaps = self.cuts.gaps[1:-1]
-        known = gaps[(gaps > 0) & (gaps != _FAR)]
+        known = gaps[(gaps > 0) & (gaps != FAR)]
         if not len(known):
             return
         tried: set[int] = set()
@@ -403,7 +401,7 @@ class _Reader:
 
     def _weighed(self, parts: list[Part]) -> _Choice:
         """``parts`` with what speaks for them."""
-        contrast = contrast_of(parts, self.pipes, self.times, self._reactions, self.meanings)
+        contrast = contrast_of(parts, self.times, self._reactions, self.meanings)
         told = NO_CONTRAST if contrast is None else round(contrast, 2)
         # A chain's chunks each look like an operation, and a tree's if ranks send once in each.
         finer = contrast is not None and not any(self.meanings.is_chain(part.kind) for part in parts)

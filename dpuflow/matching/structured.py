@@ -16,10 +16,11 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 from operator import attrgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.components import connected, in_a_row, least_connected
 from dpuflow.arrays.ordering import classes, distinct, median_of, numbered, order_within, spans
 from dpuflow.arrays.stretches import Covered
@@ -147,7 +148,7 @@ def without_answers(columns: Columns, exchanges: Rows, instances: Sequence[Insta
         told = gaps[1:] > 0
         ways = [exchanges["src"][i.rows] == rank for i in order]
         sent = np.array(
-            [int(columns.starts[i.rows[out]].min(initial=_FAR)) for i, out in zip(order, ways, strict=True)]
+            [int(columns.starts[i.rows[out]].min(initial=FAR)) for i, out in zip(order, ways, strict=True)]
         )
         came = np.array(
             [
@@ -163,9 +164,6 @@ def without_answers(columns: Columns, exchanges: Rows, instances: Sequence[Insta
                 for i in instances
             ]  # fmt: skip
     return list(instances)
-
-
-_FAR: Final = np.iinfo(np.int64).max
 
 
 def _scatter(values: Ints) -> float:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import cut_at, spans
 from dpuflow.schedules.remembered import remembered
 
@@ -157,7 +158,7 @@ def free_ranks(algorithm: Algorithm, n: int, root: int = 0) -> frozenset[int]:
     every = laid(algorithm, n, root)
     ranks, first = np.unique(every.src, return_index=True)
     sent = every.step[first]
-    got = np.full(n, np.iinfo(np.int64).max)
+    got = np.full(n, FAR)
     np.minimum.at(got, every.dst, every.step)
     return frozenset(ranks[got[ranks] >= sent].tolist())
 

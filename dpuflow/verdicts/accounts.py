@@ -16,12 +16,13 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import percentiles
 from dpuflow.entries import Rule, latest_two, previous_row
-from dpuflow.entries.rows import EXACT_RULES
+from dpuflow.entries.rows import EXACT_RULES, QUARTER_IN_SIGMAS
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import NETWORK, RECEIVER
-from dpuflow.verdicts.chance import LATE_SHARE, QUARTER_IN_SIGMAS, SIGMAS
+from dpuflow.verdicts.chance import LATE_SHARE, SIGMAS
 from dpuflow.verdicts.paths import Paths, What
 from dpuflow.verdicts.steps import jobs, own_rows
 
@@ -114,7 +115,7 @@ def account_for(
     rows_before = np.cumsum([0, *(len(i.rows) for i in instances)])
     times = np.bincount(entries.endpoint)
     laid: list[tuple[list[int], Ints]] = []  # of each job its endpoints, and the rows where its steps end
-    since = np.full(len(times), np.iinfo(np.int64).max)  # of each endpoint's job the first step
+    since = np.full(len(times), FAR)  # of each endpoint's job the first step
     for members in jobs(instances):
         ends = of.get(members[0])
         if ends is None:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import classes, distinct, key_numbers, median_of
 from dpuflow.entries import AT_LEAST, AT_MOST, Rule, against_others, previous_row
 from dpuflow.entries.rows import FEWEST
@@ -278,7 +279,7 @@ def _granted_late(
     both = known & (entries.enter_ns != NEVER)
     ahead = np.where(both, entries.enter_ns - entries.granted_ns, NEVER)
     kind = key_numbers((i.op, i.size, len(i.order), i.order[0]) for i in instances)
-    of_row, least = kind[entries.collective], np.full(len(instances), np.iinfo(np.int64).max)
+    of_row, least = kind[entries.collective], np.full(len(instances), FAR)
     np.minimum.at(least, of_row[both], np.maximum(ahead[both], 0))
     late &= both & (2 * (ahead - least[of_row]) < excess)
     return late

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.ordering import distinct, is_in, median_of, percentile
-from dpuflow.entries import BEYOND, ONE_SIDED
+from dpuflow.entries.rows import BEYOND, ONE_SIDED, QUARTER_IN_SIGMAS
 from dpuflow.schema.rows import NEVER
 
 if TYPE_CHECKING:
@@ -46,8 +46,6 @@ FEWEST_GAPS = 5
 """Distances between late units that it takes to call them even."""
 CHANCE = 0.01
 """What chance may do in a whole capture: the level of a test, shared by all ranks and places it asks."""
-QUARTER_IN_SIGMAS = 0.6745
-"""Median to quartile of a normal distribution, in standard deviations."""
 RARE = 1e-3
 """What chance may do to where something is said to begin: 99.9 % confidence, at any place that is tried."""
 MEAN_IN_SIGMAS = 0.8
@@ -150,7 +148,8 @@ def onset_of(excess_ns: Ints, sigma_ns: float, ranks: int = 1) -> int | None:
     best, gain = int(cuts[at]), n * np.log(alone / max(apart[at], floor)) - price[at]
     half = float(median_of(values[best:])) / 2
     more = values > half
-    often = _binomial(more[:best]) + _binomial(more[best:]) - _binomial(more) - np.log(n * ranks)
+    apart_by = [_likelihood(int(each.sum()), len(each)) for each in (more[:best], more[best:], more)]
+    often = float(apart_by[0] + apart_by[1] - apart_by[2] - np.log(n * ranks))
     rises = gain > 0 and often > 0 and half > sigma_ns
     rises &= more[:best].mean() <= 1 - LATE_SHARE and (~more[:best]).sum() >= FEWEST
     after = excess_ns[best:]
@@ -184,12 +183,6 @@ def _likelihood(hits: Ints | int, of: Ints | int) -> Floats:
         np.maximum(count / np.maximum(whole, 1), 1e-12), 1 - 1e-12
     )  # np.clip takes twice as long
     return np.asarray(count * np.log(rate) + (whole - count) * np.log(1 - rate), np.float64)
-
-
-def _binomial(hits: Bools) -> float:
-    """The log-likelihood of a run of independent events at their own rate."""
-    rate = np.clip(hits.mean(), 1e-9, 1 - 1e-9)
-    return float(hits.sum() * np.log(rate) + (~hits).sum() * np.log(1 - rate))
 
 
 def _scatter(values: Floats) -> float:

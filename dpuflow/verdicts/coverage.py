@@ -24,9 +24,9 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked, classes, distinct, median_of, numbered
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, ONE_SIDED, gpus_within
+from dpuflow.entries.rows import INTERVAL_IN_SIGMAS
 from dpuflow.schema.rows import NEVER, NONE32, Role
 from dpuflow.verdicts.chance import CRITICAL_SHARE, FEWEST, MATERIAL_SHARE, habit_ns
-from dpuflow.verdicts.excess import INTERVAL_IN_SIGMAS
 from dpuflow.verdicts.pauses import TWICE
 from dpuflow.verdicts.steps import places_in_steps
 from dpuflow.verdicts.units import kinds_of

@@ -13,12 +13,11 @@ import numpy as np
 
 from dpuflow.arrays.ordering import Picked, median_of
 from dpuflow.entries import Rule
-from dpuflow.entries.handover import is_gloo
+from dpuflow.entries.reactions import is_gloo
+from dpuflow.entries.rows import INTERVAL_IN_SIGMAS, QUARTER_IN_SIGMAS
 from dpuflow.results import Edge
 from dpuflow.schedules.graph import first_acts
 from dpuflow.schema.rows import NEVER, Op, Wire
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS
-from dpuflow.verdicts.excess import INTERVAL_IN_SIGMAS
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,10 @@ import numpy as np
 
 from dpuflow.arrays.ordering import classes, closest_third, distinct, median_of, percentiles
 from dpuflow.entries import AT_LEAST, AT_MOST, EXACT, Rule, against_others, latest_two
+from dpuflow.entries.rows import INTERVAL_IN_SIGMAS, QUARTER_IN_SIGMAS, SIXTH_IN_SIGMAS
 from dpuflow.schema.rows import NEVER, Op
 from dpuflow.verdicts.causes import BY_PEERS, CAUSES, COMPUTE, NETWORK, NONE, UNKNOWN
-from dpuflow.verdicts.chance import QUARTER_IN_SIGMAS, SIGMAS, scatter_of_steps
+from dpuflow.verdicts.chance import SIGMAS, scatter_of_steps
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,12 +28,8 @@ if TYPE_CHECKING:
     from dpuflow.verdicts.stages import Compared
 
 
-SIXTH_IN_SIGMAS = 0.4307
-"""Median to the third that lies around it, of a normal distribution, in standard deviations."""
 FEWEST_IN_HEAPS = 16
 """Values that it takes to see two clusters: enough for quartiles of each."""
-INTERVAL_IN_SIGMAS = 1.96
-"""Half of the interval that holds 95 % of a normal distribution, in standard deviations."""
 
 
 class Charges(NamedTuple):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.ordering import cut_at, distinct, medians, numbered, order_within
+from dpuflow.matching.calls import LEAST, unannounced
 from dpuflow.schema.rows import NEVER, NONE32, Op, Wire
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Rows
 
 
-LEAST: Final = 512
-"""Bytes: NCCL's clear-to-send writes are no larger (eight entries of 64), and no pages even where nothing
-else shows what they are."""
 TOGETHER: Final = 1 << 17
 """Pages that are laid out at a time: more would not fit into the cache, and take memory."""
 IDLE: Final = 4.0
@@ -46,13 +44,7 @@ def page_ways(exchanges: Rows, instances: Sequence[Instance]) -> list[Ints]:
         return []
     free &= exchanges["src"] != exchanges["dst"]
     free &= (exchanges["data_ns"] != NEVER) & (exchanges["bytes"] > 0) & (exchanges["op"] == Op.UNKNOWN)
-    # Connections whose every page has a SEND belong to a library that asks before it moves (rendezvous).
-    connection = exchanges["connection"].astype(np.int64)
-    sends = np.isin(wire, (Wire.ROCE_SEND, Wire.ROCE_SEND_IMM)) & (exchanges["data_ns"] != NEVER)
-    size = int(connection.max()) + 1
-    asking = np.bincount(connection[sends], minlength=size) >= np.bincount(connection[free], minlength=size)
-    immediate = np.bincount(connection, wire == Wire.ROCE_WRITE_IMM, size) > 0
-    rows = np.flatnonzero(free & ~asking[connection] & ~immediate[connection])
+    rows = unannounced(exchanges, np.flatnonzero(free))
     if not len(rows):
         return []
     src, dst = exchanges["src"][rows].astype(np.int64), exchanges["dst"][rows].astype(np.int64)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import classes, distinct, median_of, numbered
 from dpuflow.entries import AT_ONCE
 from dpuflow.schema.rows import NEVER, Op
@@ -345,7 +346,7 @@ def idle_shares(pipeline: Pipeline, entries: Entries) -> list[float | None]:
     """
     works = [work for row in pipeline.work for work in row if work is not None]
     units = distinct(np.concatenate([np.zeros(0, np.int64), *(work.unit[work.unit >= 0] for work in works)]))
-    begins = np.full(len(units), np.iinfo(np.int64).max)
+    begins = np.full(len(units), FAR)
     for work in works:
         inside = work.unit >= 0
         np.minimum.at(begins, np.searchsorted(units, work.unit[inside]), entries.enter_ns[work.rows[inside]])

@@ -17,6 +17,7 @@ import numpy as np
 from dpuflow.arrays.components import connected
 from dpuflow.arrays.ordering import distinct, key_numbers, median_of
 from dpuflow.entries import previous_row
+from dpuflow.matching.model import MOST
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 REPEATS = 3
 """A pattern is what comes at least this often."""
-REGULAR = 0.9
-"""Share of the distances between equal operations that must agree to propose a period."""
 COVERED = 0.8
 """Share of an operation's occurrences that a pattern must hold, for every operation that recurs."""
 LONGEST = 512
@@ -229,7 +228,7 @@ def _candidates(classes: Ints) -> set[int]:
         at = np.flatnonzero(classes == each)
         for ahead in range(1, min(len(at) // REPEATS, LONGEST) + 1):
             distances, times = np.unique(at[ahead:] - at[:-ahead], return_counts=True)
-            if times.max() >= REGULAR * times.sum():
+            if times.max() >= MOST * times.sum():
                 found.add(int(distances[np.argmax(times)]))
                 break
     return found
@@ -313,7 +312,7 @@ def _between_changes(sizes: Ints) -> tuple[int, int] | None:
     apart = np.diff(at)
     for period in range(min(LONGEST, len(sizes) // REPEATS), 1, -1):
         whole = int((apart % period == 0).sum())
-        if whole >= REGULAR * len(apart) and _often(whole, len(apart), 1 / period) * LONGEST < SELDOM:
+        if whole >= MOST * len(apart) and _often(whole, len(apart), 1 / period) * LONGEST < SELDOM:
             return period, int(np.bincount(at % period).argmax())
     return None
 

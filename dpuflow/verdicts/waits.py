@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
+from dpuflow.arrays import FAR
 from dpuflow.arrays.ordering import Latest, distinct, medians
 from dpuflow.entries import against_others
 from dpuflow.exchanges.build import there_ns
@@ -164,7 +165,7 @@ def find_overlap(kind: Ints, entries: Entries, last: Ints, group: Ints, step: In
 def _same_before(entries: Entries, last: Ints, known: Bools) -> Bools:
     """Rows of collectives whose ranks, as far as known, all came from the same previous collective."""
     before = np.where(known, entries.collective[last], -1)
-    low = np.where(known, before, np.iinfo(np.int64).max)
+    low = np.where(known, before, FAR)
     least, most = (f.reduceat(v, entries.offsets[:-1]) for f, v in ((np.minimum, low), (np.maximum, before)))
     return np.asarray((least == most)[entries.collective], np.bool_)
 
