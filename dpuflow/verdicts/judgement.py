@@ -50,9 +50,9 @@ if TYPE_CHECKING:
 
 _OWN = (CAUSES[COMPUTE], CAUSES[HOST])
 LATE: Final = ("late", "intermittent")
+"""Verdicts that blame: late as a rule, and now and then."""
 ECHO: Final = 0.25
 """Of a rank's lateness what may make another one seem late."""
-"""Verdicts that blame: late as a rule, and now and then."""
 
 
 class Amount(NamedTuple):

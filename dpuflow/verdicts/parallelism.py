@@ -61,15 +61,9 @@ def group_kinds(
         for number, members in enumerate(groups)
         if set(use[number]) == {Op.SEND_RECV} and frozenset(members) in links
     }
-    job_of = {end: number for number, job in enumerate(jobs(instances)) for end in job}
-    within: dict[int, list[int]] = {}
-    for number, members in enumerate(groups):
-        several = {job_of.get(end, -1) for end in members}
-        if number not in kinds and len(several) == 1:
-            within.setdefault(several.pop(), []).append(number)
-    for job, mine in within.items():
-        if job >= 0:
-            kinds.update(_nested(groups, use, mine))
+    for job in map(set, jobs(instances)):
+        mine = [n for n, members in enumerate(groups) if n not in kinds and members[0] in job]
+        kinds.update(_nested(groups, use, mine))
     replicas = replicas_of(pipelines, instances)
     for number, members in enumerate(groups):
         if sorted(members) in replicas and _reduces_once(number, members[0], group_of, instances):
