@@ -10,8 +10,9 @@ import math
 
 import numpy as np
 
-from dpuflow.kernels._jit import from_dtype, i4, i8, inlined, inner, kernel, u1
+from dpuflow.kernels._jit import from_dtype, i4, i8, inlined, inner, kernel, u1, void
 from dpuflow.kernels.acks import PEER
+from dpuflow.kernels.intern import hash_of
 from dpuflow.schema.rows import FLOW
 
 ENOUGH_ACKS = 8  # before a capture's end, fewer decide nothing
@@ -19,7 +20,48 @@ SIGMAS = 3  # standard deviations by which the true one contradicts less than ot
 BY_ACKS, BY_ONLY, BY_PORT = 3, 4, 5  # Pairing
 
 OPEN, FITS, PORT = 1, 2, 4  # of a cell, a pair of flows: not contradicted, echoed, the kernel's port
+START, END, ENDS, OPPOSITE, WAY = range(5)  # columns of a direction
 FLOWS, PLACES, LEAST, RIVALS, CLAIMS, TAKEN, LINES = range(7)  # lines of ``ours`` and ``theirs``
+
+
+@inner
+def slot_of(slots, runs, ends):  # type: ignore[no-untyped-def]
+    """The slot of a direction, or the empty one where it belongs."""
+    at = hash_of(ends, np.int64(0)) & (len(slots) - 1)
+    while slots[at] >= 0 and runs[slots[at], ENDS] != ends:
+        at = (at + 1) & (len(slots) - 1)
+    return at
+
+
+@kernel(i8(i4[::1], i8[:, ::1], i8))
+def way_of(slots, runs, ends):  # type: ignore[no-untyped-def]
+    """The direction between two endpoints, -1 if there is none."""
+    return np.int64(slots[slot_of(slots, runs, ends)])
+
+
+@kernel(void(i4[::1], i8[:, ::1]))
+def refill(slots, runs):  # type: ignore[no-untyped-def]
+    """Put all directions into the empty ``slots``, a power of two."""
+    for way in range(len(runs)):
+        slots[slot_of(slots, runs, runs[way, ENDS])] = way
+
+
+@kernel(i8(from_dtype(FLOW.dtype)[::1], i8[::1], i4[::1], i8[:, ::1], i8, i8[::1]))
+def enter(flows, rows, slots, runs, count, ways):  # type: ignore[no-untyped-def]
+    """The direction of each flow of ``rows``; new ones are added to ``count``, returned, as flows come."""
+    for i in range(len(rows)):
+        src, dst = np.int64(flows[rows[i]].src), np.int64(flows[rows[i]].dst)
+        at = slot_of(slots, runs, src << 32 | dst)
+        if slots[at] < 0:
+            slots[at] = count
+            runs[count, ENDS] = src << 32 | dst
+            other = np.int64(slots[slot_of(slots, runs, dst << 32 | src)])
+            runs[count, OPPOSITE] = other
+            if other >= 0:
+                runs[other, OPPOSITE] = count
+            count += 1
+        ways[i] = slots[at]
+    return count
 
 
 @inlined
@@ -98,7 +140,7 @@ def claims(cell, fits, mine, i, other, j):  # type: ignore[no-untyped-def]
 
 
 @inlined
-def enter(peers, flows, a, b, how, found, count):  # type: ignore[no-untyped-def]
+def pair(peers, flows, a, b, how, found, count):  # type: ignore[no-untyped-def]
     """Set both flows' opposites and what told them; returns how many pairs there are then."""
     peers[a].peer, peers[b].peer = b, a
     flows[a].peer, flows[b].peer = b, a
@@ -136,7 +178,7 @@ def clear_cut(  # type: ignore[no-untyped-def]
             for j in range(m):
                 alone = ours[CLAIMS, i] == 1 and theirs[CLAIMS, j] == 1  # two claims on one: neither
                 if alone and claims(cells[i * m + j], fits, ours, i, theirs, j):
-                    count = enter(peers, flows, ours[FLOWS, i], theirs[FLOWS, j], how, found, count)
+                    count = pair(peers, flows, ours[FLOWS, i], theirs[FLOWS, j], how, found, count)
                     ours[TAKEN, i] = theirs[TAKEN, j] = 1
     return count
 
@@ -152,7 +194,7 @@ def the_only(cells, peers, flows, ours, n, theirs, m, found, count):  # type: ig
         if theirs[TAKEN, j] == 0:
             b = j if b == -1 else np.int64(-2)
     if a >= 0 and b >= 0 and cells[a * m + b] & OPEN:
-        count = enter(peers, flows, ours[FLOWS, a], theirs[FLOWS, b], BY_ONLY, found, count)
+        count = pair(peers, flows, ours[FLOWS, a], theirs[FLOWS, b], BY_ONLY, found, count)
     return count
 
 
@@ -183,8 +225,8 @@ def decide(  # type: ignore[no-untyped-def]
     count = np.int64(0)
     for k in range(sides.shape[0]):
         way, back = sides[k, 0], sides[k, 1]
-        n = gather(members, runs[way, 0], runs[way, 1], peers, ours)
-        m = gather(members, runs[back, 0], runs[back, 1], peers, theirs)
+        n = gather(members, runs[way, START], runs[way, END], peers, ours)
+        m = gather(members, runs[back, START], runs[back, END], peers, theirs)
         if n == 0 or m == 0:
             continue
         compare(conflicts, echoes, peers, flows, last, cells, ours, n, theirs, m)

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import copy
 import struct
-from itertools import repeat
-from typing import TYPE_CHECKING, NamedTuple, overload
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from dpuflow.arrays.ordering import distinct, spans
+from dpuflow.messages.growing import longer
 from dpuflow.schema.rows import NONE32, Pairing, Transport, Wire
 
 if TYPE_CHECKING:
@@ -55,28 +55,35 @@ class Pairs:
     def __init__(self) -> None:
         from dpuflow.kernels import pairing as kernels
 
-        self._decide, self._lines = kernels.decide, kernels.LINES
+        self._kernels = kernels
         self.members = np.zeros(0, np.int32)
         self.conflicts = np.zeros(0, np.int32)
         self.echoes = np.zeros(0, np.int32)
-        self._ways: dict[int, int] = {}  # the number of a direction, by ``_key``
-        self._opposite: Ints = np.zeros(0, np.int64)  # of each direction the other one, -1 none
-        self._runs: Ints = np.zeros((0, 2), np.int64)  # where the flows of each lie in ``members``
-        self._make_room(0, 0)
+        # Of each direction where its flows lie in ``members``, its ends, and the opposite one.
+        self._runs: Ints = np.zeros((0, kernels.WAY), np.int64)
+        self._slots = np.full(64, -1, np.int32)  # what finds a direction by its ends
+        self._wanted = 0  # scores of all of them
+        self._room = (np.zeros(0, np.uint8), *np.zeros((2, self._kernels.LINES, 0), np.int64))
+        self._found = np.zeros((0, 2), np.int64)
         self._requests: dict[tuple[int, int, int], int] = {}  # (from, to, communication id) -> QP
         self._named: dict[tuple[int, int, int], int] = {}  # (src, dst, destination QP) -> source QP
 
     def copy(self) -> Pairs:
         """One that can decide without this one's knowing."""
         other = copy.copy(self)
-        other._ways, other._requests, other._named = dict(self._ways), dict(self._requests), dict(self._named)
-        other._make_room(len(self._room[0]), len(self._found))
+        other._requests, other._named = dict(self._requests), dict(self._named)
+        for name in ("members", "conflicts", "echoes", "_runs", "_slots"):
+            setattr(other, name, getattr(self, name).copy())
+        other._room, other._found = tuple(map(np.copy, self._room)), self._found.copy()
         return other
 
     def _make_room(self, cells: int, most: int) -> None:
         """Room for the kernel that decides: for pairs of flows, and for the flows of a direction."""
-        self._room = (np.zeros(cells, np.uint8), *np.zeros((2, self._lines, most), np.int64))
-        self._found = np.zeros((most, 2), np.int64)
+        if cells > len(self._room[0]):
+            self._room = np.zeros(cells, np.uint8), *self._room[1:]
+        if most > len(self._found):
+            self._room = self._room[0], *np.zeros((2, self._kernels.LINES, most), np.int64)
+            self._found = np.zeros((most, 2), np.int64)
 
     def keep_flows(self, place: Ints, ends: Ints, flows: Rows, old_peers: Rows, peers: Rows) -> None:
         """Follow the reader in forgetting flows: ``place`` is each one's new row, -1 if gone.
@@ -116,67 +123,73 @@ class Pairs:
         fresh = (flows["transport"][known:] == Transport.ROCE) & (flows["dest_qp"][known:] > 1)
         rows = known + np.flatnonzero(fresh)
         way = self._enter(flows, rows)
-        old = np.diff(self._runs)[:, 0]
-        size = old + np.bincount(way, minlength=len(old))
-        width = np.where(self._opposite >= 0, size[self._opposite], 0)  # candidates of each direction's flows
-        wanted = int((size * width).sum())
-        touched = distinct(np.concatenate([way, self._opposite[way]]))
+        touched = distinct(np.concatenate([way, self._runs[way, self._kernels.OPPOSITE]]))
         touched = touched[touched >= 0]
-        whole = not known or wanted > MOST_SCORES or len(self.conflicts) > 2 * wanted
+        old, size, width = self._sizes(touched, way)
+        self._wanted += int((size * width - old * self._opposites(touched, old)).sum())
+        whole = not known or self._wanted > MOST_SCORES or len(self.conflicts) > 2 * self._wanted
         if whole:
-            touched = np.arange(len(size))
-        before = self.members[spans(self._runs[touched, 0], old[touched])]
+            touched = np.arange(len(self._runs))
+            old, size, width = self._sizes(touched, way)
+        before = self.members[spans(self._runs[touched, 0], old)]
         scored = self._scored(peers, before.astype(np.int64))
         self._make_room(int((size * width).max(initial=0)), int(size.max(initial=0)))
         if whole:
             self.members = np.zeros(0, np.int32)
             self.conflicts = self.echoes = np.zeros(0, np.int32)
-        ways = np.concatenate([np.repeat(touched, old[touched]), way])
+        ways = np.concatenate([np.repeat(touched, old), way])
         members = np.concatenate([before, rows])[np.argsort(ways, kind="stable")]
-        start = len(self.members) + np.cumsum(size[touched]) - size[touched]
-        self._runs[touched] = np.stack([start, start + size[touched]], axis=1)
-        self.members = np.concatenate([self.members, members.astype(np.int32)])
-        self._lay_out(peers, members, np.repeat(touched, size[touched]), size, width)
+        start = len(self.members) + np.cumsum(size) - size
+        self._runs[touched, 0], self._runs[touched, 1] = start, start + size
+        self.members = longer(self.members, len(members))
+        self.members[len(self.members) - len(members) :] = members
+        self._lay_out(peers, members, touched, size, width)
         self._put_back(scored, peers)
+
+    def _sizes(self, touched: Ints, way: Ints) -> tuple[Ints, Ints, Ints]:
+        """Of directions how many flows they had, have with those of ``way``, and their opposites have."""
+        old = self._runs[touched, 1] - self._runs[touched, 0]
+        size = old + np.bincount(np.searchsorted(touched, way), minlength=len(touched))
+        return old, size, self._opposites(touched, size)
+
+    def _opposites(self, touched: Ints, size: Ints) -> Ints:
+        """The ``size`` of the opposite of each of these directions, 0 without."""
+        other = self._runs[touched, self._kernels.OPPOSITE]
+        return np.where(other >= 0, size[np.searchsorted(touched, other) % max(len(touched), 1)], 0)
 
     def _enter(self, flows: Rows, rows: Ints) -> Ints:
         """The directions of flows, new ones numbered and empty."""
-        src, dst = (flows[end][rows].astype(np.int64) for end in ("src", "dst"))
-        keys, first, of = np.unique(_key(src, dst), return_index=True, return_inverse=True)
-        number = self._numbers(keys)
-        new = np.flatnonzero(number < 0)
-        new = new[np.argsort(first[new])]  # as flows come
-        number[new] = np.arange(len(self._runs), len(self._runs) + len(new))
-        self._ways.update(zip(keys[new].tolist(), number[new].tolist(), strict=True))
-        other = self._numbers(_key(dst[first[new]], src[first[new]]))
-        self._opposite = np.concatenate([self._opposite, other])
-        self._opposite[other[other >= 0]] = number[new][other >= 0]
-        self._runs = np.concatenate([self._runs, np.zeros((len(new), 2), np.int64)])
-        return number[of]
+        runs, way = longer(self._runs, len(rows)), np.empty(len(rows), np.int64)
+        if 2 * len(runs) > len(self._slots):
+            self._slots = np.full(4 << len(runs).bit_length(), -1, np.int32)
+            self._kernels.refill(self._slots, self._runs)
+        count = self._kernels.enter(flows, rows, self._slots, runs, len(self._runs), way)
+        self._runs = runs[:count]
+        return way
 
-    def _numbers(self, keys: Ints) -> Ints:
-        """The numbers of directions, -1 for those not met."""
-        return np.fromiter(map(self._ways.get, keys.tolist(), repeat(-1)), np.int64, len(keys))
+    def _way(self, src: int, dst: int) -> int:
+        """The number of a direction, -1 if not met."""
+        return int(self._kernels.way_of(self._slots, self._runs, src << 32 | dst))
 
-    def _lay_out(self, peers: Rows, members: Ints, way: Ints, size: Ints, width: Ints) -> None:
-        """Give flows of directions ``way`` their candidates, and scores behind those there are.
+    def _lay_out(self, peers: Rows, members: Ints, ways: Ints, size: Ints, width: Ints) -> None:
+        """Give the flows of directions ``ways`` their candidates, and scores behind those there are.
 
         Directions for which there is no room left have none.
         """
         total = len(self.conflicts)
-        if total + int(width[way].sum()) > MOST_SCORES:
-            width = width.copy()
-            for each in distinct(way).tolist():
-                if total + size[each] * width[each] > MOST_SCORES:
-                    width[each] = 0
-                total += int(size[each] * width[each])
-        start = np.where(width > 0, self._runs[self._opposite, 0], 0)
-        end = np.cumsum(width[way])
-        peers["candidates"][members] = start[way]
-        peers["candidates_end"][members] = (start + width)[way]
-        peers["scores"][members] = len(self.conflicts) + end - width[way]
-        more = np.zeros(int(end[-1]) if len(end) else 0, np.int32)
-        self.conflicts, self.echoes = (np.concatenate([each, more]) for each in (self.conflicts, self.echoes))
+        if total + int((size * width).sum()) > MOST_SCORES:
+            for at, cells in enumerate((size * width).tolist()):
+                if total + cells > MOST_SCORES:
+                    width[at] = cells = 0
+                total += cells
+        start = np.where(width > 0, self._runs[self._runs[ways, self._kernels.OPPOSITE], 0], 0)
+        of = np.repeat(width, size)
+        end = np.cumsum(of)
+        peers["candidates"][members] = np.repeat(start, size)
+        peers["candidates_end"][members] = np.repeat(start + width, size)
+        peers["scores"][members] = len(self.conflicts) + end - of
+        more = int(end[-1]) if len(end) else 0
+        self.conflicts, self.echoes = longer(self.conflicts, more), longer(self.echoes, more)
 
     def _put_back(self, scored: Scores, peers: Rows) -> None:
         """Give flows that were laid out anew the scores they had.
@@ -245,17 +258,16 @@ class Pairs:
         """
         if last and (peers["datagram_row"] >= 0).any():
             self._read_datagrams(flows, messages)
+        opposite = self._runs[:, self._kernels.OPPOSITE]
         if ripe is None:
-            ways = np.flatnonzero(self._opposite >= np.arange(len(self._opposite)))
-            found = np.zeros((len(peers), 2), np.int64)
+            ways = np.flatnonzero(opposite >= np.arange(len(opposite)))
+            sides, found = np.stack((ways, opposite[ways]), axis=1), np.zeros((len(peers), 2), np.int64)
         else:
-            src, dst = int(flows["src"][ripe]), int(flows["dst"][ripe])
-            both = _key(src, dst) in self._ways and _key(dst, src) in self._ways
-            ways = np.array([self._ways[_key(src, dst)]] if both else [], np.int64)
-            found = self._found
-        sides = np.stack((ways, self._opposite[ways]), axis=1)
+            way, found = self._way(int(flows["src"][ripe]), int(flows["dst"][ripe])), self._found
+            sides = np.array([[way, opposite[way]]] if way >= 0 and opposite[way] >= 0 else [], np.int64)
+            sides = sides.reshape(-1, 2)
         named = self._by_handshake(flows, peers, ripe)
-        count = self._decide(
+        count = self._kernels.decide(
             sides, self._runs, self.members, self.conflicts, self.echoes, peers, flows, int(last),
             *self._room, found,
         )  # fmt: skip
@@ -282,8 +294,8 @@ class Pairs:
 
     def _unpaired(self, ends: tuple[int, int], peers: Rows) -> NDArray[np.int32]:
         """Flows of a direction that have no peer yet."""
-        way = self._ways.get(_key(*ends))
-        members = self.members[:0] if way is None else self.members[slice(*self._runs[way])]
+        way = self._way(*ends)
+        members = self.members[:0] if way < 0 else self.members[slice(*self._runs[way, :2])]
         return members[peers["peer"][members] < 0]
 
     def _read_datagrams(self, flows: Rows, messages: Rows) -> None:
@@ -294,15 +306,6 @@ class Pairs:
         for flow, source in zip(named[times == 1], both[first[times == 1]] & NONE32, strict=False):
             key = (int(flows["src"][flow]), int(flows["dst"][flow]), int(flows["dest_qp"][flow]))
             self._named.setdefault(key, int(source))
-
-
-@overload
-def _key(src: int, dst: int) -> int: ...
-@overload
-def _key(src: Ints, dst: Ints) -> Ints: ...
-def _key(src: int | Ints, dst: int | Ints) -> int | Ints:
-    """Two endpoints in one number."""
-    return src << 32 | dst
 
 
 def _scores(peers: Rows, flows: Ints) -> tuple[Ints, Ints, Ints]:
