@@ -68,7 +68,8 @@ def test_ways_cut_at_once_are_those_cut_one_by_one(seed: int) -> None:
     rows["bytes"] = rng.choice([64, 4096, 8192], count, p=[0.1, 0.6, 0.3])
     ways = page_ways(rows, [])
     nothing = np.zeros(0, np.int64)
-    told = [[part.tolist() for part in parts] for parts in cut_pieces(rows, ways, [nothing] * len(ways))]
+    cuts = cut_pieces(rows, ways, [nothing] * len(ways))
+    told = [[part.tolist() for part in np.split(*cut)] for cut in cuts]
     for way, parts in zip(ways, told, strict=True):
         own = rows[way]
         assert np.median(own["bytes"]) > 512
@@ -115,10 +116,10 @@ def test_pieces_laid_out_some_at_a_time_are_those_laid_out_at_once(
     rows["bytes"] = rng.choice([4096, 8192], count)
     cuts = np.unique(rng.integers(0, count, 9))
     pieces = np.split(np.arange(count), cuts)
-    whole, chosen = bulk._made(rows, pieces)
+    whole, chosen = bulk._made(rows, [(np.arange(count), cuts)])
     assert chosen.tolist() == [number for number, piece in enumerate(pieces) if len(piece) > 1]
     monkeypatch.setattr(pages, "TOGETHER", 10)
-    parts, _ = bulk._made(rows, pieces)
+    parts, _ = bulk._made(rows, [(np.arange(count), cuts)])
     assert str(whole.listed()) == str(parts.listed())
     for each, number in zip(whole.listed(), chosen.tolist(), strict=True):
         own = rows[np.sort(pieces[number])]

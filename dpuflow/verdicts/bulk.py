@@ -23,6 +23,7 @@ from dpuflow.arrays.ordering import (
     medians,
     numbered,
     order_within,
+    percentile,
     spans,
 )
 from dpuflow.schema.rows import NEVER, MessageFlag, Op, Wire
@@ -47,6 +48,7 @@ if TYPE_CHECKING:
     from dpuflow.entries import Entries
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
+    from dpuflow.verdicts.pages import Cut
 
 
 FEWEST: Final = 2
@@ -177,12 +179,11 @@ def _pieced(exchanges: Rows, instances: Sequence[Instance], entries: Entries) ->
     notices = [sent(rows) for rows in ways]
     receivers = exchanges["dst"][np.array([rows[0] for rows in ways], np.int64)].tolist()
     # Together where the receiver waited for all of it; notices have told.
-    pieces = [
-        piece
-        for end, told, mine in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
-        for piece in (mine if len(told) else _by_entries(exchanges, mine, entries, tied(end)))
+    cuts = [
+        cut if len(told) else _by_entries(exchanges, cut, entries, tied(end))
+        for end, told, cut in zip(receivers, notices, cut_pieces(exchanges, ways, notices), strict=True)
     ]
-    return _made(exchanges, pieces)[0]
+    return _made(exchanges, cuts)[0] if cuts else Found(np.zeros(0, _TABLE), np.zeros(0, np.int64))
 
 
 def fed_rows(transfers: Sequence[Bulk], entries: Entries, far: frozenset[int] = frozenset()) -> Fed:
@@ -206,35 +207,34 @@ def fed_rows(transfers: Sequence[Bulk], entries: Entries, far: frozenset[int] = 
     return Fed(fed, held, carrying, unseen)
 
 
-def _merged(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -> list[Ints]:
-    """``pieces`` of one way; those between which the receiver, who takes part in collectives, entered none
+def _merged(exchanges: Rows, cut: Cut, entries: Entries, tied: Ints) -> Cut:
+    """Pieces of one way; those between which the receiver, who takes part in collectives, entered none
     (``tied``) are one: a cache that is moved layer by layer, while the receiver waits for all of it."""
-    if not len(tied):
-        return pieces
+    rows, at = cut
     enter, left = entries.enter_ns[tied], entries.leave_ns[tied]
-    rows, first = np.concatenate(pieces), np.cumsum([0, *(len(piece) for piece in pieces[:-1])])
-    until = np.maximum.reduceat(end_ns(exchanges, rows), first)[:-1]
+    until = np.maximum.reduceat(end_ns(exchanges, rows), np.r_[0, at])[:-1]
     place = np.searchsorted(enter, until)
     idle = (place == 0) | (left[place - 1] <= until)
-    following = np.searchsorted(enter, begin_ns(exchanges, rows[first[1:]]))
-    alone = ~idle | (place == len(enter)) | (place != following)
-    return cut_at(rows, first[1:][alone])
+    following = np.searchsorted(enter, begin_ns(exchanges, rows[at]))
+    return rows, at[~idle | (place == len(enter)) | (place != following)]
 
 
-def _by_entries(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Ints) -> list[Ints]:
-    """``pieces`` of one way, as parts of as many bytes if its receiver goes on (``tied``) as soon as each is
+def _by_entries(exchanges: Rows, cut: Cut, entries: Entries, tied: Ints) -> Cut:
+    """Pieces of one way, as parts of as many bytes if its receiver goes on (``tied``) as soon as each is
     there; else as ``_merged`` has them.
 
     Who is handed caches faster than the path moves them has always some under way, and no pause parts them.
     """
-    merged = _merged(exchanges, pieces, entries, tied) if len(pieces) > 1 else pieces
-    if sum(map(len, pieces)) < FEWEST_PAUSES * FEWEST:
+    if not len(tied):
+        return cut
+    merged = _merged(exchanges, cut, entries, tied) if len(cut[1]) else cut
+    rows, at = merged
+    if len(rows) < FEWEST_PAUSES * FEWEST:
         return merged
-    alike = len({int(exchanges["bytes"][piece].sum()) for piece in merged}) == 1
-    if alike and len(merged) >= FEWEST_PAUSES:
+    nbytes = np.add.reduceat(exchanges["bytes"][rows], np.r_[0, at], dtype=np.int64)
+    if len(nbytes) >= FEWEST_PAUSES and (nbytes == nbytes[0]).all():
         return merged
-    piece = np.concatenate(pieces)
-    begin, until = begin_ns(exchanges, piece).min(), end_ns(exchanges, piece).max()
+    begin, until = begin_ns(exchanges, rows).min(), end_ns(exchanges, rows).max()
     enter, left = entries.enter_ns[tied], np.maximum.accumulate(entries.leave_ns[tied])
     mine = np.flatnonzero((enter > begin) & (np.r_[begin, left[:-1]] < until))
     pause = enter[mine] - np.maximum(np.r_[begin, left[:-1]][mine], begin)
@@ -242,37 +242,41 @@ def _by_entries(exchanges: Rows, pieces: list[Ints], entries: Entries, tied: Int
     # Waits are longer than any other pause.
     drops = longest[:-1] > TWICE * np.maximum(longest[1:], 0)
     for count in (np.flatnonzero(drops) + 1).tolist():
-        if count < FEWEST_PAUSES or count > len(piece) // FEWEST:
+        if count < FEWEST_PAUSES or count > len(rows) // FEWEST:
             continue
-        parts = alike_parts(exchanges, piece, count)
+        parts = alike_parts(exchanges, rows, count)
         if parts is None:
             continue
         waits = np.sort(np.argsort(-pause, kind="stable")[:count])
-        behind = enter[mine][waits] - [end_ns(exchanges, part).max() for part in parts]
+        there = np.maximum.reduceat(end_ns(exchanges, parts[0]), np.r_[0, parts[1]])
+        behind = enter[mine][waits] - there
         if (behind >= 0).all() and (TWICE * behind <= pause[waits]).all():
             return parts
     return merged
 
 
-def _made(exchanges: Rows, pieces: Sequence[Ints]) -> tuple[Found, Ints]:
-    """What the ``pieces`` of more than one page are, and which ones these are."""
-    chosen = [number for number, piece in enumerate(pieces) if len(piece) >= FEWEST]
-    found = [_laid(exchanges, some) for some in at_once([pieces[number] for number in chosen])]
-    rows, tables = [each.rows for each in found], [each.table for each in found]
-    for table, before in zip(tables, np.cumsum([0, *map(len, rows)]).tolist(), strict=False):
-        table["at"] += before
-        table["end"] += before
-    numbers = np.array(chosen, np.int64)
-    made = (
-        Found(np.concatenate(tables), np.concatenate(rows)) if found else Found(np.zeros(0, _TABLE), numbers)
-    )
-    return made, numbers
+def _made(exchanges: Rows, cuts: Sequence[Cut]) -> tuple[Found, Ints]:
+    """What the pieces of more than one page are, and which ones these are."""
+    lengths, pieces = (np.fromiter(map(len, part), np.int64, len(cuts)) for part in zip(*cuts, strict=True))
+    rows, at = (np.concatenate(part) for part in zip(*cuts, strict=True))
+    way = np.cumsum(lengths) - lengths
+    counts = np.diff(np.r_[np.sort(np.r_[way, at + np.repeat(way, pieces)]), len(rows)])
+    chosen = np.flatnonzero(counts >= FEWEST)
+    rows, counts = rows[np.repeat(counts >= FEWEST, counts)], counts[chosen]
+    table, before = np.zeros(len(counts), _TABLE), 0
+    for some in at_once(counts.tolist()):
+        own = rows[before:][: counts[some].sum()]
+        laid = _laid(exchanges, own, counts[some])
+        table[some], own[:] = laid.table, laid.rows
+        table["at"][some] += before
+        table["end"][some] += before
+        before += len(own)
+    return Found(table, rows), chosen
 
 
-def _laid(exchanges: Rows, pieces: Sequence[Ints]) -> Found:
-    """What each of ``pieces`` is."""
-    counts = np.fromiter(map(len, pieces), np.int64, len(pieces))
-    table, rows = np.zeros(len(counts), _TABLE), np.concatenate(pieces)
+def _laid(exchanges: Rows, rows: Ints, counts: Ints) -> Found:
+    """What pieces of so many ``rows`` each are."""
+    table = np.zeros(len(counts), _TABLE)
     first, last = np.cumsum(counts) - counts, np.cumsum(counts) - 1
     piece = np.repeat(np.arange(len(counts)), counts)
     begin = begin_ns(exchanges, rows)
@@ -337,7 +341,7 @@ def _awaited(transfers: Found, tied: Callable[[int], Ints], entries: Entries) ->
         taken = np.zeros(len(rows) + 1, bool)
         taken[after] = True
         pause = (enter - left)[(left != NEVER) & ~taken[:-1]]
-        usual = TWICE * float(np.percentile(pause, 95)) if len(pause) >= FEWEST_PAUSES else None
+        usual = TWICE * percentile(pause, 95) if len(pause) >= FEWEST_PAUSES else None
         ends = np.full(len(taken), NEVER)  # of the transfers that each entry followed, the last
         np.maximum.at(ends, after, mine["end_ns"])
         followed = after < len(rows)
@@ -395,32 +399,45 @@ def _by_siblings(exchanges: Rows, transfers: Found) -> Found:
     in transfers of the same sizes one after the other. Where pages queue (a slow link) no pause tells.
     """
     found, first = _by_way(transfers)
-    bounds = np.r_[first, len(found.table)]
-    count, total = np.diff(bounds), numbered(np.add.reduceat(found.table["bytes"], first))
+    count = np.diff(np.r_[first, len(found.table)])
+    total = numbered(np.add.reduceat(found.table["bytes"], first))
     # Of all ways that move as many bytes: the one that has most transfers.
     model = np.zeros(int(total.max()) + 1, np.int64)
     by_count = np.lexsort((-np.arange(len(count)), count))
     model[total[by_count]] = by_count
     most = count[model[total]]
-    cut: dict[int, list[Ints]] = {}
-    for way in np.flatnonzero((most >= FEWEST_PAUSES) & (most > count)).tolist():
-        like = model[total[way]]
-        told = found.table["bytes"][bounds[like] : bounds[like + 1]]
-        mine = found.table[bounds[way] : bounds[way + 1]]
-        spans = zip(mine["at"].tolist(), mine["end"].tolist(), strict=True)
-        rows = np.concatenate([found.rows[at:end] for at, end in spans])
-        rows = rows[np.argsort(begin_ns(exchanges, rows), kind="stable")]
-        parts = parts_of(exchanges, rows, told)
-        if parts is not None:
-            cut[way] = parts
+    short = np.flatnonzero((most >= FEWEST_PAUSES) & (most > count))
+    pages = found.table["end"] - found.table["at"]
+    of_way = np.add.reduceat(pages, first)
+    cut: dict[int, Cut] = {}
+    for some in at_once(of_way[short].tolist()):
+        ways, like = short[some], model[total[short[some]]]
+        mine = spans(first[ways], count[ways])
+        rows = found.rows[spans(found.table["at"][mine], pages[mine])]
+        rows = rows[order_within(begin_ns(exchanges, rows), np.repeat(np.arange(len(ways)), of_way[ways]))]
+        told = found.table["bytes"][spans(first[like], count[like])]
+        # As many bytes on both: so sums over all ways are alike.
+        sums, ends = np.cumsum(exchanges["bytes"][rows].astype(np.int64)), np.cumsum(told)
+        at = np.searchsorted(sums, ends)
+        until, told_until = np.cumsum(of_way[ways]), np.cumsum(count[like])
+        good = np.logical_and.reduceat(sums[at] == ends, told_until - count[like]).tolist()
+        begin = until - of_way[ways]
+        at = at - np.repeat(begin, count[like])
+        for way, fits, own, size, places in zip(
+            ways.tolist(), good, cut_at(rows, begin[1:]), cut_at(told, told_until[:-1]),
+            cut_at(at, told_until[:-1]), strict=True,
+        ):  # fmt: skip
+            parts = (own, places[:-1] + 1) if fits else parts_of(exchanges, own, size)
+            if parts is not None:
+                cut[way] = parts
     if not cut:
         return transfers
-    made, chosen = _made(exchanges, [part for parts in cut.values() for part in parts])
+    made, chosen = _made(exchanges, list(cut.values()))
     made.table["at"] += len(found.rows)
     made.table["end"] += len(found.rows)
     way = np.repeat(np.arange(len(count)), count)
     kept = ~np.isin(way, list(cut))
-    again = np.repeat(list(cut), [len(parts) for parts in cut.values()])[chosen]
+    again = np.repeat(list(cut), [len(at) + 1 for _, at in cut.values()])[chosen]
     table = np.concatenate([found.table[kept], made.table])
     order = np.argsort(np.r_[way[kept], again], kind="stable")
     return Found(table[order], np.r_[found.rows, made.rows])

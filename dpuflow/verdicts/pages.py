@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from itertools import islice, pairwise
+from itertools import pairwise
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -20,6 +20,9 @@ if TYPE_CHECKING:
     from dpuflow.arrays import Ints
     from dpuflow.matching import Instance
     from dpuflow.schema.tables import Rows
+
+    Cut = tuple[Ints, Ints]
+    """Rows, and the places where they are cut."""
 
 
 TOGETHER: Final = 1 << 17
@@ -86,37 +89,37 @@ def end_ns(exchanges: Rows, rows: Ints) -> Ints:
     return np.where(there != NEVER, there, exchanges["data_end_ns"][rows])
 
 
-def at_once(parts: Sequence[Ints]) -> Iterator[Sequence[Ints]]:
-    """``parts`` some at a time, of ``TOGETHER`` rows at the most unless one has more."""
+def at_once(counts: Sequence[int]) -> Iterator[slice]:
+    """Parts of so many rows, some at a time, of ``TOGETHER`` rows at the most unless one has more."""
     bounds, total = [0], 0
-    for place, part in enumerate(parts):
-        if total + len(part) > TOGETHER and place > bounds[-1]:
+    for place, count in enumerate(counts):
+        if total + count > TOGETHER and place > bounds[-1]:
             bounds.append(place)
             total = 0
-        total += len(part)
-    return (parts[a:b] for a, b in pairwise([*bounds, len(parts)]) if b > a)
+        total += count
+    return (slice(a, b) for a, b in pairwise([*bounds, len(counts)]) if b > a)
 
 
-def cut_pieces(exchanges: Rows, ways: Sequence[Ints], notices: Sequence[Ints]) -> Iterator[list[Ints]]:
+def cut_pieces(exchanges: Rows, ways: Sequence[Ints], notices: Sequence[Ints]) -> Iterator[Cut]:
     """Each of ``ways`` cut where nothing was under way, or, if it has any, by its ``notices``: times of SENDs
     on the pages' connections, each of which tells that all pages before it are done."""
     mine = [rows for rows, told in zip(ways, notices, strict=True) if not len(told)]
-    quiet = (parts for some in at_once(mine) for parts in _by_pauses(exchanges, some))
+    quiet = (cut for some in at_once([*map(len, mine)]) for cut in _by_pauses(exchanges, mine[some]))
     for rows, told in zip(ways, notices, strict=True):
         yield _by_notices(exchanges, rows, told) if len(told) else next(quiet)
 
 
-def _by_notices(exchanges: Rows, rows: Ints, notices: Ints) -> list[Ints]:
+def _by_notices(exchanges: Rows, rows: Ints, notices: Ints) -> Cut:
     acked = exchanges["acked_ns"][rows]
     alike = alike_parts(exchanges, rows, len(notices))
     if alike is not None:
         return alike
     turn = np.searchsorted(notices, np.where(acked != NEVER, acked, end_ns(exchanges, rows)))
     order = np.lexsort((begin_ns(exchanges, rows), turn))
-    return cut_at(rows[order], np.flatnonzero(np.diff(turn[order])) + 1)
+    return rows[order], np.flatnonzero(np.diff(turn[order])) + 1
 
 
-def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
+def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[Cut]:
     """``ways`` in order of time, each cut where nothing was under way; times of all laid out at once."""
     rows, count = np.concatenate(ways), np.array([len(way) for way in ways])
     way, first = np.repeat(np.arange(len(ways)), count), np.cumsum(count) - count
@@ -130,13 +133,11 @@ def _by_pauses(exchanges: Rows, ways: Sequence[Ints]) -> Iterator[list[Ints]]:
         apart = np.diff(end[order_within(end, way)])[within]
         usual[several] += medians(apart, np.repeat(np.arange(int(several.sum())), (count - 1)[several]))
     usual[~several] = 0.0
-    cut = (gap > IDLE * usual[way[:-1]]) & within
-    pieces = iter(cut_at(rows, np.flatnonzero(cut | ~within) + 1))
-    for cuts in np.add.reduceat(np.r_[cut, False], first, dtype=np.int64).tolist():
-        yield list(islice(pieces, cuts + 1))
+    at = np.flatnonzero((gap > IDLE * usual[way[:-1]]) & within) + 1
+    return zip(ways, cut_at(at - first[way[at]], np.searchsorted(at, first[1:])), strict=True)
 
 
-def alike_parts(exchanges: Rows, rows: Ints, count: int) -> list[Ints] | None:
+def alike_parts(exchanges: Rows, rows: Ints, count: int) -> Cut | None:
     """``rows`` as ``count`` parts of as many bytes, or None where they do not add up to that.
 
     A notice stands behind what was queued before it, which may be pages of the next transfer: then it comes
@@ -148,7 +149,7 @@ def alike_parts(exchanges: Rows, rows: Ints, count: int) -> list[Ints] | None:
     return parts_of(exchanges, rows, np.full(count, total // count))
 
 
-def parts_of(exchanges: Rows, rows: Ints, sizes: Ints) -> list[Ints] | None:
+def parts_of(exchanges: Rows, rows: Ints, sizes: Ints) -> Cut | None:
     """``rows`` as parts of ``sizes`` bytes, one after the other; None where they do not add up to these.
 
     In the order in which they were sent, or were posted to queue pairs that take turns.
@@ -159,7 +160,7 @@ def parts_of(exchanges: Rows, rows: Ints, sizes: Ints) -> list[Ints] | None:
         sums = np.cumsum(exchanges["bytes"][ordered].astype(np.int64))
         at = np.minimum(np.searchsorted(sums, ends), len(sums) - 1)
         if (sums[at] == ends).all() and ends[-1] == sums[-1]:
-            return cut_at(ordered, at[:-1] + 1)
+            return ordered, at[:-1] + 1
     return None
 
 
