@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpuflow.arrays.components import least_connected
-from dpuflow.arrays.ordering import cut_at, distinct
+from dpuflow.arrays.ordering import cut_at, distinct, numbered
 from dpuflow.schema.rows import ENDPOINT, FLOW, NEVER, NONE32, Pairing, Transport
 
 if TYPE_CHECKING:
@@ -114,16 +114,15 @@ def _join_flows(captures: Sequence[CaptureTables], endpoint_rows: list[Ints]) ->
         detail = np.where(flows["transport"] == Transport.TCP, ports, flows["dest_qp"])
         src = rows[flows["src"]] if len(flows) else np.zeros(0, np.int64)
         dst = rows[flows["dst"]] if len(flows) else np.zeros(0, np.int64)
-        keys.append(np.stack([flows["transport"].astype(np.int64), src, dst, detail], axis=1))
-    every = np.concatenate(keys)
-    unique, first, inverse = np.unique(every, axis=0, return_index=True, return_inverse=True)
-    inverse = inverse.reshape(-1).astype(np.int64)
-    flows = FLOW.zeros(len(unique))
-    if len(unique):
+        keys.append(np.stack([flows["transport"].astype(np.int64), src, dst, detail]))
+    every = np.concatenate(keys, axis=1)
+    _, first, inverse = np.unique(numbered(*every), return_index=True, return_inverse=True)
+    flows = FLOW.zeros(len(first))
+    if len(first):
         every_flow = np.concatenate([t.flows for t in captures])
         for name in ("dest_qp", "sport", "dport", "transport"):
             flows[name] = every_flow[name][first]
-        flows["src"], flows["dst"] = unique[:, 1], unique[:, 2]
+        flows["src"], flows["dst"] = every[1:3, first]
         for name in _MOST:
             np.maximum.at(flows[name], inverse, every_flow[name])
         framed = np.where(

@@ -268,11 +268,9 @@ def _rooted(op: Op, n: int, edges: int | None) -> list[tuple[Algorithm, int]]:
         if edges is None:
             found += [(algorithm, root) for root in roots]
         elif _has_edges(op, algorithm, n, 0, range(edges - n, edges + n + 1)):
-            found += [
-                (algorithm, root)
-                for root in roots
-                if _has_edges(op, algorithm, n, 0 if algorithm.turned else root, range(edges, edges + 1))
-            ]
+            tried = range(1) if algorithm.turned else roots
+            fits = [_has_edges(op, algorithm, n, root, range(edges, edges + 1)) for root in tried]
+            found += [(algorithm, root) for root in roots if fits[root % len(fits)]]
     return found
 
 

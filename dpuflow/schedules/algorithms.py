@@ -68,7 +68,8 @@ class Algorithm:
     whether each message may be cut into equal segments; ``turned`` whether another root's schedule is that of
     root 0 with the ranks turned; ``starters(n, root)`` the ranks whose first message needs no input, where
     steps do not tell: parts of the buffer that go side by side have steps of their own; ``edges(n, root)``
-    how many edges it has, where counting them would take as many messages as the ranks squared.
+    how many edges it has, where that is plain, or counting them would take as many messages as the ranks
+    squared.
     """
 
     op: Op
@@ -121,6 +122,11 @@ def all_pairs(n: int, root: int) -> int:
     return n * (n - 1)
 
 
+def one_each(n: int, root: int) -> int:
+    """A tree's: each rank but the root has one parent."""
+    return n - 1
+
+
 def tree_and_root(n: int, root: int) -> int:
     """A tree's, and from its top, the last rank, to another root."""
     return n - 1 + (root != n - 1)
@@ -156,9 +162,15 @@ ALGORITHMS: tuple[Algorithm, ...] = (
     Algorithm(Op.ALL_TO_ALL, "pairwise", pairwise, cuts=True, edges=all_pairs),
     Algorithm(Op.ALL_TO_ALL, "linear", linear_all_to_all, cuts=True, edges=all_pairs),
     Algorithm(Op.ALL_TO_ALL, "bruck", bruck_all_to_all),
-    *(Algorithm(Op.BROADCAST, name, down(shape), fit, rooted=True, cuts=True) for name, shape, fit in SHAPES),
+    *(
+        Algorithm(Op.BROADCAST, name, down(shape), fits, rooted=True, cuts=True, edges=one_each)
+        for name, shape, fits in SHAPES
+    ),
     Algorithm(Op.BROADCAST, "tree", split_binary(), rooted=True),
-    *(Algorithm(Op.REDUCE, name, up(shape), fits, rooted=True, cuts=True) for name, shape, fits in SHAPES),
+    *(
+        Algorithm(Op.REDUCE, name, up(shape), fits, rooted=True, cuts=True, edges=one_each)
+        for name, shape, fits in SHAPES
+    ),
     Algorithm(
         Op.REDUCE,
         "tree",

@@ -108,11 +108,9 @@ def _shape(
     parent = parents(n)
     depth, below = [0] * n, [1] * n
     for v in range(1, n):
-        at = v
-        while at:
-            depth[v] += 1
-            at = parent[at]
-            below[at] += 1
+        depth[v] = depth[parent[v]] + 1
+    for v in range(n - 1, 0, -1):
+        below[parent[v]] += below[v]
     return tuple(parent), tuple(depth), tuple(below)
 
 
