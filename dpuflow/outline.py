@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from dpuflow import results
-from dpuflow.arrays.ordering import median_of
+from dpuflow.arrays.ordering import median_of, percentile
 from dpuflow.verdicts.accounts import without
 from dpuflow.verdicts.pipelines import BACKWARD, FORWARD
 from dpuflow.verdicts.stages import idle_shares, typical_ns
@@ -60,7 +60,7 @@ def _steps(
         count=len(took_ns),
         collectives=each.period,
         step_ns=round(float(median_of(took_ns))),
-        p99_ns=round(float(np.percentile(took_ns, 99))),
+        p99_ns=round(percentile(took_ns, 99)),
         start_ns=int(begin_ns.min()),
         end_ns=int(end_ns.max()),
     )

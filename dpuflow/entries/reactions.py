@@ -308,7 +308,7 @@ def middle_ranks(entries: Entries, of_row: Ints, times: Times) -> dict[int, Ints
     for at in classes(group, entries.endpoint[rows]):
         if len(at) >= FEWEST:
             ranks.setdefault(int(group[at[0]]), []).append(ns[at])
-    return {each: sorted(found, key=np.median)[(len(found) - 1) // 2] for each, found in ranks.items()}
+    return {each: sorted(found, key=median_of)[(len(found) - 1) // 2] for each, found in ranks.items()}
 
 
 def apart_ns(values: Ints) -> float:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from dpuflow.arrays.ordering import median_of
+from dpuflow.arrays.ordering import median_of, percentile
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.results.figures import Decode, Tax
 from dpuflow.schema.rows import NEVER
@@ -83,7 +83,7 @@ def list_decode(
             hidden_bytes=sizes.pop() if len(sizes) == 1 else None,
             step_ns=round(float(median_of(took[decode]))),
             gap_ns=round(float(median_of(gaps))) if len(gaps) else None,
-            gap_p99_ns=round(float(np.percentile(gaps, 99))) if len(gaps) else None,
+            gap_p99_ns=round(percentile(gaps, 99)) if len(gaps) else None,
             tokens_per_s=round(1e9 / float(median_of(gaps)), 3) if len(gaps) and median_of(gaps) else None,
             prefill_ns_per_token=round(float(took[prefill].sum()) / len(told.decode)),
         )

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import distinct
+from dpuflow.arrays.ordering import distinct, percentile
 from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.entries.rows import QUARTER_IN_SIGMAS
@@ -146,17 +146,17 @@ def pace_ns(part: Rows) -> float:
     part = part[known & (part["bytes"] > 0)]
     long = part[part["packets"] >= PACKETS]
     if len(long) >= FEWEST:
-        return float(np.percentile((long["arrived_end_ns"] - long["arrived_ns"]) / long["bytes"], 10))
+        return percentile((long["arrived_end_ns"] - long["arrived_ns"]) / long["bytes"], 10)
     part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
     end = part["arrived_end_ns"]
     queued = np.flatnonzero(part["sent_end_ns"][1:] < end[:-1]) + 1
     # Credits are over before the next one is sent: the time between them is no port's.
     if len(queued) < FEWEST:
         return 0.0
-    queued = queued[2 * part["bytes"][queued] >= np.percentile(part["bytes"][queued], 90)]
+    queued = queued[2 * part["bytes"][queued] >= percentile(part["bytes"][queued], 90)]
     if len(queued) < FEWEST:
         return 0.0
-    return float(np.percentile((end[queued] - end[queued - 1]) / part["bytes"][queued], 10))
+    return percentile((end[queued] - end[queued - 1]) / part["bytes"][queued], 10)
 
 
 def passing(part: Rows, pace: float) -> Ints:

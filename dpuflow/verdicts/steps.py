@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import distinct, key_numbers, median_of
+from dpuflow.arrays.ordering import distinct, key_numbers, median_of, percentile
 from dpuflow.entries import previous_row
 from dpuflow.matching.model import MOST
 from dpuflow.schema.rows import NEVER, Op
@@ -274,8 +274,8 @@ def _recurring(pause: Floats) -> tuple[int, int] | None:
         mine, others = folded[1:, place], np.delete(folded, place, axis=1).ravel()
         tried += 2 * period
         # Long ones are those beyond most others; or those as long as the shortest here.
-        limits = (np.nextafter(np.quantile(others, 0.9), np.inf), mine.min())
-        if np.quantile(mine, 0.2) >= limits[0]:
+        limits = (np.nextafter(percentile(others, 90), np.inf), mine.min())
+        if percentile(mine, 20) >= limits[0]:
             chances = (
                 _drawn(hits, len(mine), hits + int((others >= limit).sum()), len(mine) + len(others))
                 for limit in limits
