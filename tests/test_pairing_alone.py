@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 
@@ -85,3 +87,27 @@ def test_what_is_laid_out_bit_by_bit_is_what_is_laid_out_at_once() -> None:
         assert mine.tolist() == whole.tolist()
         # A candidate that came later had sent nothing when the ACKs before it came.
         assert (my_conflicts[: len(mine)] == peers["acks"][flow]).all()
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_directions_are_numbered_as_flows_come_and_know_their_opposite(seed: int) -> None:
+    """Over blocks of any size, beyond the slots there are at first; and a copy goes its own way."""
+    choice = np.random.default_rng(seed)
+    n, ends = int(choice.integers(1, 400)), int(choice.integers(1, 40))
+    flows, peers = FLOW.zeros(n), np.zeros(n, acks.PEER)
+    flows["transport"], flows["dest_qp"], peers["peer"] = Transport.ROCE, 2 + np.arange(n), -1
+    flows["src"], flows["dst"] = choice.integers(0, ends, (2, n))
+    keys = list(zip(flows["src"].tolist(), flows["dst"].tolist(), strict=True))
+    wanted = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    pairs = Pairs()
+    bounds = sorted({0, n, *choice.integers(0, n, 5).tolist()})
+    for known, end in pairwise(bounds):
+        before = pairs.copy()
+        pairs.add_flows(flows[:end], peers[:end], known)
+        before.add_flows(flows[:end][::-1].copy(), np.zeros(end, acks.PEER), known)
+    for (src, dst), number in wanted.items():
+        assert pairs._way(src, dst) == number
+    for flow, (src, dst) in enumerate(keys):
+        candidates = pairs.members[peers["candidates"][flow] : peers["candidates_end"][flow]].tolist()
+        assert candidates == [other for other in range(n) if keys[other] == (dst, src)]
+    assert pairs._way(ends, 0) == -1

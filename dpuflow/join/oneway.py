@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+import numpy as np
+
+from dpuflow.arrays.ordering import is_in
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
@@ -25,5 +29,7 @@ def one_way(captures: Sequence[CaptureTables]) -> list[str]:
 
 def _is_one_way(tables: CaptureTables) -> bool:
     flows = tables.flows[tables.flows["packets"] > 0]
-    ways = set(zip(flows["src"].tolist(), flows["dst"].tolist(), strict=True))
-    return int(flows["packets"].sum()) >= LEAST and not any((dst, src) in ways for src, dst in ways)
+    if int(flows["packets"].sum()) < LEAST:
+        return False
+    src, dst = flows["src"].astype(np.int64), flows["dst"].astype(np.int64)
+    return not bool(is_in(dst << 32 | src, src << 32 | dst).any())

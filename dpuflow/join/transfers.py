@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import Picked, distinct, is_in, median_of
+from dpuflow.arrays.ordering import Picked, distinct, is_in, median_of, order_within
 from dpuflow.join.clockmap import ClockMap, Samples
 from dpuflow.join.clocks import tie_clocks
 from dpuflow.join.common import (
@@ -449,7 +449,7 @@ def _in_causal_order(transfers: Rows, slack_ns: int, asked: Bools) -> Rows:
     # What its sender sent before on the same connection left no later.
     line = 2 * transfers["connection"].astype(np.int64) + (transfers["src"] > transfers["dst"])
     order = np.flatnonzero((transfers["seen"] & Seen.AT_SENDER) != 0)
-    order = order[np.argsort(line[order], kind="stable")]
+    order = order[order_within(order, line[order])]
     line = line[order]
     swapped = (line[1:] == line[:-1]) & (sent[order[1:]] < sent[order[:-1]])
     for each in distinct(line[1:][swapped]):

@@ -19,7 +19,6 @@ SLOT_BITS = 5  # a slot is 32 bytes
 SLOT_FLOW = 8
 SLOT_ENDS = 16
 SLOT_PACKETS = 24
-SPARE = 8  # slots per flow: look-ups mostly find their flow at once
 MAX_FLOWS = (1 << 29) - 1
 TAG_SHIFT = 61
 TCP_TAG = 1  # bits of the tag
@@ -70,7 +69,7 @@ def find_slot(slots, k1, k2):  # type: ignore[no-untyped-def]
 
 @inner
 def has_room(s, flows, endpoints):  # type: ignore[no-untyped-def]
-    """Whether one more flow between two new endpoints fits; the slots are SPARE times the flows."""
+    """Whether one more flow between two new endpoints fits; there are several slots a flow."""
     return s[S_FLOWS] < len(flows) and s[S_ENDPOINTS] + 2 <= len(endpoints)
 
 

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     Rows = NDArray[np.void]
 
 _SLOT: Final = np.dtype([("key", "i8"), ("flow", "i8"), ("ends", "i8"), ("packets", "i8")])  # kernels/intern
-_SLOTS_PER_FLOW: Final = 8
+_SLOTS_PER_FLOW: Final = 4
+_LEAST_SLOTS: Final = 1 << 13
 _MOST_FLOWS: Final = 1 << 28
 _ENDS: Final = np.dtype([("src", "u4"), ("dst", "u4"), ("packets", "u8")])
 
@@ -93,13 +94,16 @@ class Interned:
     """Flows and endpoints with the hash tables that find them; grown between calls of the kernel."""
 
     def __init__(self, flows: int = 1024) -> None:
+        self._make_flows(flows)
+        self.endpoints = ENDPOINT.zeros(flows)
+        self.index = np.full(2 * flows, -1, np.int32)
+
+    def _make_flows(self, flows: int) -> None:
         self.flows = _empty_flows(flows)
         self.ends: Bytes = _aligned(flows * _ENDS.itemsize)
         self.keys: Numbers = np.zeros((flows, 2), np.int64)
-        self.slots: Bytes = _aligned(flows * _SLOTS_PER_FLOW * _SLOT.itemsize)
+        self.slots: Bytes = _aligned(max(flows * _SLOTS_PER_FLOW, _LEAST_SLOTS) * _SLOT.itemsize)
         self.slots[:] = 0xFF
-        self.endpoints = ENDPOINT.zeros(flows)
-        self.index = np.full(2 * flows, -1, np.int32)
 
     def grow(self, flows: int, endpoints: int) -> None:
         """Make room for more, ``flows`` and ``endpoints`` rows being used. Raises DpuflowError."""
@@ -108,13 +112,10 @@ class Interned:
         if flows == len(self.flows):
             if flows >= _MOST_FLOWS:
                 raise DpuflowError(f"the capture has more than {flows} flows")
-            larger = Interned(2 * flows)
-            larger.flows[:flows] = self.flows
-            larger.ends[: len(self.ends)] = self.ends
-            larger.keys[:flows] = self.keys
-            refill_slots(self.slots, larger.slots)
-            self.flows, self.ends = larger.flows, larger.ends
-            self.keys, self.slots = larger.keys, larger.slots
+            rows, ends, keys, slots = self.flows, self.ends, self.keys, self.slots
+            self._make_flows(2 * flows)
+            self.flows[:flows], self.ends[: len(ends)], self.keys[:flows] = rows, ends, keys
+            refill_slots(slots, self.slots)
         if endpoints + 2 > len(self.endpoints):
             more = ENDPOINT.zeros(2 * len(self.endpoints))
             more[:endpoints] = self.endpoints[:endpoints]

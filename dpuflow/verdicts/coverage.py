@@ -183,8 +183,8 @@ def unread_shares(
     """Of each endpoint in collectives: what share of the bytes on the connections that carry these is part
     of nothing that was recognised. A message without data counts as one byte."""
     part = np.zeros(len(exchanges), bool)
-    for rows in [*(each.rows for each in instances), *(each.rows for each in bulk)]:
-        part[rows] = True
+    for kept in (instances, bulk):
+        part[np.concatenate([np.zeros(0, np.int64), *(each.rows for each in kept)])] = True
     columns, count = joined.columns, len(joined.endpoints)
     read = Picked(exchanges, np.flatnonzero(part & (exchanges["data"] != NONE32)))
     carries = np.zeros(int(columns["connection"].max(initial=0)) + 1, bool)
