@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 import numpy as np
 
 from dpuflow.arrays.components import connected
-from dpuflow.arrays.ordering import Picked, cut_at, distinct, spans
+from dpuflow.arrays.ordering import Picked, cut_at, distinct, order_within, spans
 from dpuflow.schema.rows import NEVER, NONE32
 from dpuflow.verdicts.pauses import TWICE
 
@@ -177,12 +177,9 @@ class Lines:
     """EXCHANGE rows by direction of a connection."""
 
     def __init__(self, exchanges: Rows) -> None:
-        connection, src, self._order = (
-            exchanges[name].astype(np.int64) for name in ("connection", "src", "order")
-        )
-        self._bytes = exchanges["bytes"]
-        line = connection * (int(src.max(initial=0)) + 1) + src
-        self._rows = np.argsort(line, kind="stable")
+        self._bytes, self._order = exchanges["bytes"], exchanges["order"].astype(np.int64)
+        line = 2 * exchanges["connection"].astype(np.int64) + (exchanges["src"] > exchanges["dst"])
+        self._rows = order_within(np.arange(len(line)), line)
         in_order = line[self._rows]
         begins = np.r_[True, in_order[1:] != in_order[:-1]][: len(line)]
         self._bounds = np.r_[np.flatnonzero(begins), len(line)]
