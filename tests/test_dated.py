@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
 from dpuflow.analysis import analyze
+from dpuflow.schema.rows import NEVER
 from dpuflow.schema.tables import Vantage
 from dpuflow.verdicts import judgement
 from dpuflow.verdicts.chance import standing_of
@@ -78,7 +81,8 @@ def test_incidents_that_cost_little_clear_nobody_where_all_together_are_a_habit(
     incidents: int, together: bool, said: str
 ) -> None:
     mine = _units([MS] * incidents + [0] * 27)
-    nobody = standing_of(np.zeros(0, np.int64), np.zeros(0, np.int64))
+    nobody = standing_of(np.arange(30), np.full(30, NEVER))
     world = world_of({0: mine, 1: _units([0] * 30)}, nobody, np.arange(30), 9_000 * MS, 9_000 * MS)
     world.together = together
-    assert judgement._on_time_or_unknown(mine, world) == said
+    own = SimpleNamespace(excess_ns=np.zeros(30, np.int64), later_ns=np.zeros(30), apart_ns=np.zeros(30))
+    assert judgement._on_time_or_unknown(mine, cast(Any, own), world) == said

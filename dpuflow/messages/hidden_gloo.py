@@ -71,7 +71,6 @@ class GlooConnection:
         self.rows, self.links, self.orders = rows, links, orders
         self.kinds = [{wire: _Kind() for wire in _KINDS} for _ in orders]
         self.usual: list[dict[tuple[int, int], int]] = [{}, {}]
-        self.begun = True  # only slots count that somebody has begun when the flow goes on
         # Each flow's rows of known slot, the slot's number, and how many of each kind a slot has.
         self._known = [o[(links["known"][o] & _MATCH) != 0] for o in orders]
         self._times = [np.maximum.accumulate(rows["first_ns"][known]) for known in self._known]
@@ -129,7 +128,7 @@ class GlooConnection:
         """Slots of about that time of which flow ``way`` must have sent more of a kind than were seen."""
         first = max(0, int(np.searchsorted(self._since, since_ns)) - _NEAR)
         last = int(np.searchsorted(self._since, until_ns, side="right")) + _NEAR
-        if self.begun:
+        if not self.usual[way]:  # what nobody has begun when the flow goes on is looked at last
             last = min(last, int(np.searchsorted(self._since, self._goes_on_ns(way, until_ns), side="right")))
         near = self._slots[first:last]
         wanted: dict[Wire, list[Slot]] = {}
@@ -329,12 +328,12 @@ def resolve_gloo(rows: Rows, links: Rows, flows: Rows, orders: dict[int, np.ndar
         solved.counts.stretches += pieces
         solved.counts.headers += len(rest) - pieces
         connection = GlooConnection(rows, links, sides)
-        rest = _fill_all(connection, rest, solved)
+        rest = [(way, run) for way, run in rest if not _fill(connection, way, run, solved)]
         if rest:
             connection.learn()
-            rest = _fill_all(connection, rest, solved)
-            connection.begun = False
-            _fill_all(connection, rest, solved)
+            left = [(way, run) for way, run in rest if not _fill(connection, way, run, solved)]
+            for way, run in left if 2 * len(left) <= len(rest) else ():
+                _fill(connection, way, run, solved)  # with what was found the other way
 
 
 def _lacking(rows: Rows, links: Rows, order: np.ndarray) -> list[np.ndarray]:
@@ -343,17 +342,6 @@ def _lacking(rows: Rows, links: Rows, order: np.ndarray) -> list[np.ndarray]:
     hidden = (links["known"][order] != _ALL) & (rows["wire"][order] != Wire.TCP_BURST)
     todo = order[hidden | (links["piece"][order] == 1)]
     return [runs.get(int(i), i[None]) for i in todo if not links["piece"][i] or int(i) in runs]
-
-
-def _fill_all(
-    connection: GlooConnection, rest: list[tuple[int, np.ndarray]], solved: Solved
-) -> list[tuple[int, np.ndarray]]:
-    """Those (way, rows) that stay unknown, once each was tried with what the others told."""
-    while left := [(way, run) for way, run in rest if not _fill(connection, way, run, solved)]:
-        if len(left) == len(rest):
-            break
-        rest = left
-    return left
 
 
 def _fill(connection: GlooConnection, way: int, run: np.ndarray, solved: Solved) -> bool:
