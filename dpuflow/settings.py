@@ -11,7 +11,7 @@ import difflib
 import re
 from dataclasses import MISSING, Field, field, fields
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Any, Final, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
@@ -136,6 +136,9 @@ class Reader:
         if get_origin(hint) in (Union, UnionType):
             if _is_null(node):
                 return None
+            words = [word for arg in get_args(hint) if get_origin(arg) is Literal for word in get_args(arg)]
+            if isinstance(node, yaml.ScalarNode) and node.value in words:
+                return str(node.value)
             hint = next(arg for arg in get_args(hint) if arg is not NoneType)
         if get_origin(hint) is list:
             return self._list(get_args(hint)[0], f, node, key)

@@ -135,3 +135,18 @@ def test_ranks_that_prefill_are_no_replica_of_those_that_decode(tmp_path: Path) 
     job = {"kind": "prefill_decode", "requests": 3, "tokens": 30, "prefill_us": 1000, "kv_bytes": 1 << 20}
     result = played(tmp_path, {"seed": 3, "cluster": {"nodes": 4}, "job": job})
     assert state(result, "early_stop_skew") == "not_found"
+
+
+def test_a_replica_that_stops_is_told_where_clocks_are_one(tmp_path: Path) -> None:
+    """Replicas share no packets: where nothing else says that their clocks are one, nobody can tell."""
+    job = {"kind": "decode", "tp": 2, "tokens": 30, "layers": 4, "bytes": 16384}
+    scenario = {"seed": 3, "cluster": {"nodes": 4}, "job": job}
+    unknown = played(tmp_path, scenario, {"kind": "early_stop", "rank": 2, "iteration": 12})
+    (row,) = (row for row in unknown.judged if row.condition == "early_stop_skew")
+    assert row.state == "not_judged"
+    assert "--clock trust" in (row.reason or "")
+    files = [str(path) for path in sorted(tmp_path.glob("*.pcap.gz"))]
+    (finding,) = (row for row in dpuflow.analyze(files, clock="trust").findings if row.severity != "info")
+    assert finding.condition == "early_stop_skew"
+    assert {finding.endpoints[0], finding.endpoints[1]} == {2, 3}
+    assert finding.cost_share == pytest.approx(18 / 30, rel=0.02)  # was 1.5 times its time

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import dpuflow
-from dpuflow.findings.answers import find_drained_batches
+from dpuflow.findings.answers import _queue, find_drained_batches
 from dpuflow.findings.clients import _rest_came_late, rise_of, waiting_ahead
 from dpuflow.findings.hosts import since_larger
 from dpuflow.findings.standstills import standstills
@@ -27,6 +27,8 @@ from dpuflow.synth.scenario import parse_scenario
 
 LIGHT = {"kind": "service", "layers": 2, "layer_us": 200, "prefill_us": 800, "bytes": 4096}
 
+
+SLOW_CLIENTS = {"kind": "slow_link", "node": "client", "gbps": 0.05, "where": "down"}
 
 Written = Callable[[dict[str, Any]], Path]
 
@@ -106,6 +108,9 @@ def test_who_speaks_rdma_with_a_host_is_no_client_of_it(shared: Path) -> None:
         ("egress_jitter", {"egress_jitter_us": 200}, {}, ()),
         ("ingress_loss", {}, {}, ({"kind": "loss", "share": 0.04, "traffic": "from_clients"},)),
         ("egress_loss", {}, {}, ({"kind": "loss", "share": 0.04, "traffic": "to_clients"},)),
+        ("egress_loss", {}, {}, ({"kind": "loss", "share": 0.04, "traffic": "clients"},)),
+        ("ingress_loss", {}, {}, ({"kind": "loss", "share": 0.04, "traffic": "clients"},)),
+        ("saturation", {}, {"token_bytes": 4000}, (SLOW_CLIENTS,)),
     ],
 )
 def test_what_clients_suffer_is_named(
@@ -116,6 +121,29 @@ def test_what_clients_suffer_is_named(
     assert condition in found, [row.summary for row in result.findings]
     assert found[condition].cost_ns
     assert "packet_loss" not in found  # the fabric loses nothing
+
+
+def test_a_full_link_to_clients_is_one_incident(written: Written) -> None:
+    """What falls behind the decode steps because of it is listed under it."""
+    result = analysed(written(service({}, {"token_bytes": 4000}, SLOW_CLIENTS)))
+    (row,) = (row for row in result.findings if row.severity != "info")
+    assert row.condition == "saturation"
+    assert {result.endpoints[end].role for end in row.endpoints} == {"front_end", "client"}
+    assert "0.0468 Gbit/s" in row.summary  # of 0.05, headers taken off
+    quick = analysed(written(service({}, {"token_bytes": 4000})))
+    assert "saturation" not in {row.condition for row in quick.findings}
+
+
+def test_a_path_that_grows_longer_is_no_full_link() -> None:
+    """Tokens at an even pace arrive at that pace however long each takes; behind a full link they do not."""
+    left = np.arange(100) * 1000
+    longer = np.where(np.arange(100) < 10, 500, 5500)
+    pace = 1250
+    full = np.cumsum(np.full(100, pace)) + 500 - left
+    for late, found in ((longer, None), (full, pace / 100)):
+        tokens = SimpleNamespace(token_ns=left, late_ns=late, token_bytes=np.full(100, 100))
+        queue = _queue(tokens, np.arange(100))
+        assert (queue and queue.pace_ns) == found
 
 
 @pytest.mark.parametrize("traffic", ["to_clients", "from_clients"])

@@ -221,3 +221,47 @@ def test_worlds_begin_at_some_time_of_a_day(tmp_path: Path) -> None:
         assert 0 <= first - min(truth["collectives"][0]["enter_ns"]) + 10**6 < 2 * 10**6
         begins.add(first // 10**9)
     assert len(begins) == 3
+
+
+def test_what_was_put_in_is_told_by_the_names_of_findings(tmp_path: Path) -> None:
+    decode = "cluster: {nodes: 4}\njob: {kind: decode, tp: 2, tokens: 4, layers: 1}\nclients: {hosts: 1}\n"
+    sends = "job: {kind: loop, iterations: 2, ops: [{op: all_to_allv, bytes: 64KiB, skew: 0.5, root: 2}]}\n"
+    said = []
+    for number, text in enumerate(
+        (
+            decode + "faults: [{kind: early_stop, rank: 3, iteration: 2}]",
+            decode + "faults: [{kind: loss, share: 0.1, traffic: clients}]",
+            decode + "faults: [{kind: slow_link, node: client, gbps: 0.1}]",
+            sends,
+        )
+    ):
+        folder = tmp_path / str(number)
+        write_case(parse_scenario(text, "a.yaml"), str(folder))
+        rows = json.loads((folder / "truth.json").read_text())["conditions"]
+        said.append([(row["condition"], row["ranks"]) for row in rows])
+    assert said == [
+        [("early_stop_skew", [2, 3])],
+        [("ingress_loss", []), ("egress_loss", [])],
+        [("saturation", [0])],
+        [("load_skew", [2])],
+    ]
+
+
+def test_a_replica_that_stops_early_does_nothing_more_while_its_captures_go_on(tmp_path: Path) -> None:
+    text = "observation: {compress: false}\njob: {kind: decode, tp: 2, tokens: 6, layers: 1}\n"
+    text += "faults: [{kind: early_stop, rank: 0, iteration: 2}]"
+    write_case(parse_scenario(text, "a.yaml"), str(tmp_path))
+    rows = json.loads((tmp_path / "truth.json").read_text())["collectives"]
+    assert sum(row["ranks"] == [0, 1] for row in rows) == 2 * 2
+    assert sum(row["ranks"] == [2, 3] for row in rows) == 6 * 2
+    ends = [list(records(tmp_path / f"node{node}.pcap"))[-1][0] for node in range(4)]
+    assert max(ends) == ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(("skew", "share"), [(0.0, 0.25), (0.5, 0.5)])
+def test_sends_of_unlike_sizes_go_to_one_rank_by_their_skew(skew: float, share: float) -> None:
+    world = played(f"op: all_to_allv, bytes: 1MiB, root: 1, skew: {skew}", "cluster: {nodes: 4}\n", 6)
+    rows = [row for row in messages_of(world) if row.kind == WRITE_IMM]
+    got = [sum(row.size for row in rows if world.flows[row.flow].dst.node == node) for node in range(4)]
+    assert got[1] / sum(got) == pytest.approx(share, abs=0.05)
+    assert len({row.size for row in rows}) > 30  # no two alike, nor the same again

@@ -53,6 +53,15 @@ def test_faults_are_of_their_kind() -> None:
         ),
         (JOB + "faults:\n  - {kind: gpu_late, us: 3}\n", "a.yaml:3: faults[0].mode: persistent needs a rank"),
         (JOB + "faults: [{kind: loss, share: 0.1, src: 9}]\n", "a.yaml:2: faults[0].src: 9 is not one"),
+        (
+            JOB + "faults: [{kind: slow_link, gbps: 1, node: clint}]\n",
+            "a.yaml:2: faults[0].node: 'clint' is no",
+        ),
+        (JOB + "faults: [{kind: slow_link, gbps: 1, node: client}]\n", "a.yaml:2: faults[0].node: no client"),
+        (
+            JOB + "faults: [{kind: early_stop, rank: 1, iteration: 2}]\n",
+            "a.yaml:2: faults[0].kind: only replicas that decode",
+        ),
         (JOB + "observation: {only: [0, 7]}\n", "a.yaml:2: observation.only[1]: 7 is not one"),
         (
             "job:\n  kind: loop\n  ops:\n    - {op: broadcast, bytes: 1, algorithm: tree}\n",

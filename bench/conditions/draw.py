@@ -12,6 +12,10 @@ CLIENT = (
     "egress_backlog", "egress_jitter", "early_completion",
 )  # fmt: skip
 
+RARE = 1 / 8
+"""Of the jobs: such as have what the others have not."""
+OF_REQUESTS = (*(name for name in CLIENT if name != "ingress_starvation"), "saturation")
+"""Conditions that cost requests time, not the job."""
 STOPS = ("hang", "desync")
 """The job stands still."""
 
@@ -26,6 +30,7 @@ class Drawn:
 
     scenario: dict[str, Any]
     conditions: dict[str, list[int]] = field(default_factory=dict)
+    clock: str = "auto"
 
 
 def draw(number: int, without: str = "") -> Drawn:
@@ -35,6 +40,9 @@ def draw(number: int, without: str = "") -> Drawn:
     A loaded host is a hundred times as slow as a GPU node, and what goes wrong with it so much larger; or no
     measurement could tell it from the host's own noise.
     """
+    rare = Random(f"rare {number}")
+    if rare.random() < RARE:
+        return _rare(number, rare, without)
     random = Random(f"conditions {number}")
     profile = random.choice(("fabric", "host"))
     kind = random.choice(("training", "decode", "loop", "service", "service", "prefill_decode", "experts"))
@@ -66,6 +74,50 @@ def draw(number: int, without: str = "") -> Drawn:
     several = 2 if random.random() < 1 / 6 else 1
     for _ in range(several):
         _spoil(drawn, kind, random, without)
+    return drawn
+
+
+def _rare(number: int, random: Random, without: str) -> Drawn:
+    """A job with what the others have not: replicas of which one stops, sends of unlike sizes most of which
+    go to one rank, slow links to clients, losses on the way from and to them."""
+    name = random.choice(("early_stop_skew", "load_skew", "saturation", "losses"))
+    nodes = random.choice((4, 8)) if name in ("early_stop_skew", "load_skew") else 2
+    rank = random.randrange(nodes)
+    scenario: dict[str, Any] = {
+        "name": f"conditions-{number}", "seed": number + 1, "cluster": {"nodes": nodes},
+        "machine": {"profile": "fabric"}, "faults": [],
+    }  # fmt: skip
+    drawn = Drawn(scenario, {name: [rank]})
+    fault: dict[str, Any]
+    if name == "early_stop_skew":
+        scenario["job"] = _job("decode", random, 1) | {"tp": nodes // 2}
+        fault = {"kind": "early_stop", "rank": rank, "iteration": random.randrange(8, 20)}
+        first = rank // (nodes // 2) * (nodes // 2)
+        drawn.conditions = {name: list(range(first, first + nodes // 2))}
+        drawn.clock = "trust"  # replicas share no packets that would tie their clocks
+    elif name == "load_skew":
+        operation = {"op": "all_to_allv", "bytes": random.choice((1 << 20, 4 << 20)), "root": rank}
+        if name != without:
+            operation["skew"] = random.choice((0.2, 0.5))
+        scenario["job"] = {"kind": "loop", "iterations": 20, "compute_us": 500, "ops": [operation]}
+        return drawn
+    else:
+        scenario["job"] = _job("service", random, 1)
+        scenario["clients"] = {
+            "hosts": 4, "sessions": 2, "requests": 8, "tokens": 24,
+            "think_us": random.choice((15_000, 30_000)),
+        }  # fmt: skip
+        if name == "saturation":
+            scenario["clients"]["token_bytes"] = 4000
+            gbps = random.choice((0.05, 0.1))
+            fault = {"kind": "slow_link", "node": "client", "gbps": gbps, "where": "down"}
+            drawn.conditions = {name: [0]}
+        else:
+            drawn.conditions = {"ingress_loss": [0], "egress_loss": [0]}
+            traffic = {"ingress_loss": "to_clients", "egress_loss": "from_clients"}.get(without, "clients")
+            fault = {"kind": "loss", "share": 0.03, "traffic": traffic}
+    if name != without:
+        scenario["faults"].append(fault)
     return drawn
 
 

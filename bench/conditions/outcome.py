@@ -50,9 +50,12 @@ def one(number: int) -> Outcome:
         by_nature = waited(folder)
         files = [str(path) for path in sorted(Path(folder).glob("*.pcap.gz"))]
         with timed(figures):
-            result = dpuflow.analyze(files)
+            result = dpuflow.analyze(files, clock=drawn.clock)
         figures += beside(folder, result)
-        partly = {name: dpuflow.analyze(some) for name, some in _some(number, drawn, files).items()}
+        partly = {
+            name: dpuflow.analyze(some, clock=drawn.clock)
+            for name, some in _some(number, drawn, files).items()
+        }
     found = _told(result)
     parts = [part.condition for each in result.findings for part in each.consists_of]
     said = [f"{each.severity} {each.condition}: {each.summary}" for each in result.findings]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import yaml
 
-from bench.conditions.draw import CLIENT, STOPS, draw
+from bench.conditions.draw import OF_REQUESTS, STOPS, draw
 from dpuflow.synth.case import write_case
 from dpuflow.synth.scenario import parse_scenario
 
@@ -60,11 +60,24 @@ def costs(number: int, drawn: Drawn, folder: str) -> dict[str, Cost]:
     """
     with_all = lasted(folder)
     found = {}
-    for name in drawn.conditions:
-        which = 1 if name in CLIENT and name != "ingress_starvation" else 0
-        # All of the time since a job stands still.
-        found[name] = Cost(1.0) if name in STOPS else _cost(number, name, with_all[which], which)
+    for name, ranks in drawn.conditions.items():
+        which = int(name in OF_REQUESTS)
+        if name in STOPS:  # all of the time since a job stands still
+            found[name] = Cost(1.0)
+        elif name == "early_stop_skew":  # which costs the others nothing
+            found[name] = Cost(_idle(folder, ranks))
+        else:
+            found[name] = _cost(number, name, with_all[which], which)
     return found
+
+
+def _idle(folder: str, ranks: list[int]) -> float:
+    """What share of the job's time these ranks have nothing more to do."""
+    rows = json.loads((Path(folder) / "truth.json").read_text())["collectives"]
+    begin = min(min(filter(None, row["enter_ns"])) for row in rows)
+    ends = [(max(filter(None, row["leave_ns"])), row["ranks"]) for row in rows]
+    end, last = max(ns for ns, _ in ends), max(ns for ns, of in ends if of == ranks)
+    return float((end - last) / (end - begin))
 
 
 def _cost(number: int, name: str, with_it: float, which: int) -> Cost:

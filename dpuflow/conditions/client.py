@@ -104,14 +104,15 @@ ROWS: Final = (
     Condition(
         "saturation",
         NORTH_SOUTH,
-        "A front end's port carries as much as it ever does, and answers are acknowledged later while it"
-        " does.",
-        "in milliseconds in which the port carries 90 % or more of the most that it ever does,"
-        " acknowledgments take longer than in the others (99.9 % confidence).",
-        f"What answers were acknowledged later: {_OF_REQUESTS}.",
-        "Move clients' traffic off the port that the ranks use, or give it a priority of its own.",
-        ("a burst of other traffic on the same port",),
-        ("requests",),
-        explains=("congestion",),
+        "Answers queue for a link to the clients that carries no more.",
+        "most tokens that left before the one ahead of them had arrived are acknowledged at one pace, in ns"
+        " a byte, within a tenth, and did not leave at that pace.",
+        f"How much later the last token of each answer was acknowledged than one that nothing was ahead of:"
+        f" {_OF_REQUESTS}.",
+        "Look at the rate of the path to these clients (gateway, uplink, the front end's port), and at what"
+        " answers carry beside their text.",
+        ("a client's own slow link", "a rate limit in front of the clients (policer, proxy)"),
+        ("requests", "front_end"),
+        explains=("congestion", "egress_backlog", "egress_jitter"),
     ),
 )

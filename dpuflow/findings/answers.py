@@ -10,7 +10,7 @@ import numpy as np
 from dpuflow.arrays.ordering import distinct, median_of
 from dpuflow.findings.case import SMALL_SHARE, Cost, NotJudgedError, make_finding
 from dpuflow.findings.clients import FEWEST, SURELY
-from dpuflow.quantities import duration, name_of, percent
+from dpuflow.quantities import duration, listed, name_of, percent
 from dpuflow.schema.rows import NEVER, Op
 
 if TYPE_CHECKING:
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from dpuflow.findings.case import Case
+    from dpuflow.requests import Requests
     from dpuflow.results import Finding
 
     Ints = NDArray[np.int64]
@@ -26,9 +27,10 @@ if TYPE_CHECKING:
 
 BY_CHANCE: Final = 1e-3
 """Tokens that follow steps are told from others by Rayleigh's test, at this level."""
-FULL: Final = 0.9
-"""Of the most that a port carries in a millisecond: full."""
-MS: Final = 1_000_000
+ALIKE: Final = 0.1
+"""Paces that differ by no more are one."""
+MOST: Final = 0.5
+"""Of the acknowledgments of a queue: a link's own pace, but for what segments of two answers share."""
 QUICK: Final = 5
 """Per cent of tokens that nothing delayed, at the least: what they take is the way out."""
 FEWEST_OF_A_STEP: Final = 2
@@ -240,37 +242,74 @@ def _batches(first: Ints, last: Ints) -> list[Ints]:
 
 
 def find_saturation(case: Case) -> Iterator[Finding]:
-    """One finding for each front end whose answers are acknowledged later while its port is full."""
-    requests, columns = case.requests, case.joined.columns
-    for server in distinct(requests.connections.server).tolist():
-        rows = case.sent[server]
-        places = np.flatnonzero(
-            (requests.server == server)[np.repeat(np.arange(len(requests)), requests.tokens)]
+    """One finding for each front end whose answers queue for a link to its clients that carries no more.
+
+    What queues for a link of one rate comes out at that rate, whatever its size: so acknowledgments of what
+    left before the one ahead of it can have arrived follow each other at one pace, and at no other cause's.
+    All clients together may share the link, or each may have its own.
+    """
+    requests = case.requests
+    of = np.repeat(np.arange(len(requests)), requests.tokens)
+    sound = (requests.late_ns != NEVER) & (requests.again_down == 0)[of]
+    server, client = requests.server[of], requests.client[of]
+    for front in distinct(requests.connections.server).tolist():
+        mine = np.flatnonzero(sound & (server == front))
+        queues = {end: _queue(requests, mine[client[mine] == end]) for end in distinct(client[mine]).tolist()}
+        full = {end: queue for end, queue in queues.items() if queue is not None}
+        shared = _queue(requests, mine) if len(queues) > 1 else None
+        if shared is not None:
+            full = dict.fromkeys(queues, shared)
+        if not full:
+            continue
+        beyond = np.zeros(len(sound), np.int64)
+        for end, queue in full.items():
+            own = mine[client[mine] == end]
+            beyond[own] = np.maximum(requests.late_ns[own] - queue.least_ns, 0)
+        # An answer is done as much later as its last token.
+        last = requests.offsets[1:][requests.tokens > 0] - 1
+        lost = int(beyond[last].sum())
+        share = lost / max(requests.open_ns, 1)
+        held = beyond > 0
+        if share < SMALL_SHARE:
+            continue
+        names = [name_of(case.result.endpoints[end]) for end in full]
+        rates = [8 / queue.pace_ns for queue in full.values()]
+        yield make_finding(
+            "saturation",
+            [front, *full],
+            (int(requests.token_ns[held].min()), int((requests.token_ns + requests.late_ns)[held].max())),
+            Cost(lost, min(share, 1.0)),
+            0.85,
+            f"Answers of {name_of(case.result.endpoints[front])} to {listed(names, 4)} queue for a link that"
+            f" carries {float(median_of(rates)):.3g} Gbit/s and no more: tokens are acknowledged up to"
+            f" {duration(int(beyond.max()))} later than when nothing is ahead of them.",
         )
-        late, times = requests.late_ns[places], requests.token_ns[places]
-        known = late != NEVER
-        late, times = late[known].astype(float), times[known]
-        if len(times) < 2 * FEWEST or not len(rows):
-            continue
-        bins = ((columns["sent_ns"][rows] - case.joined.start_ns) // MS).astype(np.int64)
-        carried = np.bincount(np.maximum(bins, 0), columns["bytes"][rows].astype(float))
-        ceiling = float(np.percentile(carried[carried > 0], 99))
-        full = carried >= FULL * ceiling
-        at = full[np.minimum((times - case.joined.start_ns) // MS, len(full) - 1)]
-        if min(at.sum(), (~at).sum()) < 4 * FEWEST:
-            continue
-        longer = float(late[at].mean() - late[~at].mean())
-        error = np.sqrt(late[at].var() / at.sum() + late[~at].var() / (~at).sum())
-        share = longer * int(at.sum()) / max(requests.open_ns, 1)
-        if longer > SURELY * error and share >= SMALL_SHARE:
-            yield make_finding(
-                "saturation",
-                [server],
-                (int(times[at].min()), int(times[at].max())),
-                Cost(round(longer * int(at.sum())), min(share, 1.0)),
-                0.75,
-                f"{name_of(case.result.endpoints[server])} sends {8 * ceiling / 1e6:.1f} Gbit/s in"
-                f" {int(full.sum())}"
-                f" milliseconds, no more in any, and answers are acknowledged {duration(round(longer))}"
-                f" later then.",
-            )
+
+
+class _Queue(NamedTuple):
+    """A link at its ceiling: ns a byte, and what an acknowledgment takes with nothing ahead."""
+
+    pace_ns: float
+    least_ns: int
+
+
+def _queue(requests: Requests, tokens: Ints) -> _Queue | None:
+    """Whether these tokens queue for one link: None where they do not."""
+    if len(tokens) < 2 * FEWEST:
+        return None
+    late = requests.late_ns[tokens]
+    acked = requests.token_ns[tokens] + late
+    order = np.argsort(acked, kind="stable")
+    acked, late, size = acked[order], late[order], requests.token_bytes[tokens][order]
+    least = int(np.percentile(late, QUICK))
+    # What one acknowledgment covers came as one.
+    begin = np.flatnonzero(np.r_[True, np.diff(acked) > 0])
+    size, left, acked = np.add.reduceat(size, begin), (acked - late)[begin], acked[begin]
+    queued = left[1:] + least < acked[:-1]
+    pace, sent = ((np.diff(times) / np.maximum(size[1:], 1))[queued] for times in (acked, left))
+    if len(pace) < 4 * FEWEST:
+        return None
+    usual = float(median_of(pace))
+    # Where tokens leave at that pace, too, none waits for another one: all take longer.
+    came, went = (float((np.abs(each - usual) <= ALIKE * usual).mean()) for each in (pace, sent))
+    return _Queue(usual, least) if came > MOST > went else None

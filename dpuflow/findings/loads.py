@@ -122,7 +122,7 @@ def find_early_stops(case: Case) -> Iterator[Finding]:
         last = min(ends[other] for other in peers)
         starts = np.sort([begin for begin, _ in spans[group]])
         quiet = min(last, *(until.get(end, NEVER) for end in members)) - ended
-        share = quiet / case.span_ns(members)
+        share = quiet / max(ended + quiet - int(starts[0]), 1)
         if quiet <= TWICE * int(np.diff(starts).max()) or share < SMALL_SHARE:
             continue
         names = [name_of(case.result.endpoints[end]) for end in members]

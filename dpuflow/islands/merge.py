@@ -11,7 +11,7 @@ import re
 from collections import Counter
 from dataclasses import replace
 from itertools import chain
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from dpuflow.figures import list_all_reduce_what_if, list_attribution, list_operations, list_tax
 from dpuflow.findings.build import explained
@@ -76,7 +76,7 @@ def merged(islands: Sequence[Analysis], ties: Sequence[Sequence[int]], of_nodes:
     if skew is not None:
         found = explained([row for row in found if row.condition != "session_skew"] + [skew])
         found = [replace(row, id=number) for number, row in enumerate(found)]
-    return replace(whole, findings=found, judged=list(_judged(islands, found)))
+    return replace(whole, findings=found, judged=list(_judged(islands, found, whole.groups)))
 
 
 def _rows(islands: Sequence[Analysis], name: str) -> list[Any]:
@@ -84,14 +84,30 @@ def _rows(islands: Sequence[Analysis], name: str) -> list[Any]:
     return [row for each in islands for row in getattr(each, name)]
 
 
-def _judged(islands: Sequence[Analysis], found: Sequence[Finding]) -> Iterator[Judged]:
+def _judged(
+    islands: Sequence[Analysis], found: Sequence[Finding], groups: Sequence[Group]
+) -> Iterator[Judged]:
     """Of each condition what the island says that saw most of it."""
     told = {row.condition for row in found} | {part.condition for row in found for part in row.consists_of}
     for rows in zip(*(each.judged for each in islands), strict=True):
         best = next(
             (row for state in ("not_found", "not_judged") for row in rows if row.state == state), rows[0]
         )
+        if best.condition == "early_stop_skew" and best.state == "not_judged" and _alike(groups):
+            best = replace(best, reason=_NOT_COMPARED)
         yield Judged(best.condition, "found") if best.condition in told else best
+
+
+_NOT_COMPARED: Final = (
+    "replicas that share no packets stop at times on clocks that nothing ties (--clock trust compares them"
+    " where all are synchronised)"
+)
+
+
+def _alike(groups: Sequence[Group]) -> bool:
+    """Whether two groups have as many members, and none of them in both."""
+    ends = [set(each.endpoints) for each in groups if len(each.endpoints) > 1]
+    return any(len(a) == len(b) and not a & b for a in ends for b in ends)
 
 
 def numbers_of(ties: Sequence[Sequence[int]]) -> list[list[int]]:

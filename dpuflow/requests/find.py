@@ -58,6 +58,7 @@ class Requests:
     again_down: Ints
     whole: NDArray[np.bool_]  # it began and ended within the capture
     token_ns: Ints = field(repr=False)  # when each token left, request by request
+    token_bytes: Ints = field(repr=False)
     late_ns: Ints = field(repr=False)  # by how much each was acknowledged after it left, NEVER if unknown
     offsets: Ints = field(repr=False)  # tokens of request i: offsets[i] to offsets[i + 1]
     held: Ints = field(repr=False)  # (4, bursts) held up by losses: connection, 1 of a prompt, from, to (ns)
@@ -180,7 +181,7 @@ def _cut(
     tokens = add(ones, down)
     sent = bursts["sent_ns"].astype(np.int64)
     offsets = np.r_[0, np.cumsum(tokens)]
-    token_ns = sent[down]
+    token_ns, token_bytes = sent[down], bursts["bytes"][down].astype(np.int64)
     gap, p99 = _gaps(token_ns, offsets)
     first, last = (
         edge(sent, down, last=False),
@@ -212,7 +213,8 @@ def _cut(
         "whole": whole,
     }
     held = np.stack([of, up, *lost])[:, late_ns > 0]
-    return {**_in_time(made, {"token_ns": token_ns, "late_ns": late}, offsets), "held": held}
+    of_tokens = {"token_ns": token_ns, "token_bytes": token_bytes, "late_ns": late}
+    return {**_in_time(made, of_tokens, offsets), "held": held}
 
 
 def _in_time(

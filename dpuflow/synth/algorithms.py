@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 from dpuflow.synth import sizes
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
     from dpuflow.synth.sizes import Protocol
 
@@ -202,9 +202,10 @@ def double_tree(n: int) -> tuple[list[int | None], list[int | None]]:
 
 
 def all_to_all(
-    order: Sequence[int], size: int, channels: int, chunk: int, per_node: int = 1
+    order: Sequence[int], size: Callable[[int, int], int], channels: int, chunk: int, per_node: int = 1
 ) -> dict[int, list[Lane]]:
-    """Every rank sends ``size`` bytes to each other one; a peer's parts go over channels of its own round.
+    """Every rank sends ``size(its place, the other's)`` bytes to each other one; a peer's parts go over
+    channels of its own round.
 
     Sends and receives are separate thread groups: a rank's sends wait for nobody. Nodes of ``per_node`` GPUs
     make rounds of nodes, whose channels all of them use (ncclP2pChannelBaseForRound).
@@ -213,11 +214,11 @@ def all_to_all(
     lanes: dict[int, list[Lane]] = {rank: [] for rank in order}
     for place, rank in enumerate(order):
         for delta in range(1, n):
-            to, source = order[(place + delta) % n], order[(place - delta) % n]
-            away = ((place + delta) % n // per_node - place // per_node) % -(-n // per_node)
-            came = (place // per_node - (place - delta) % n // per_node) % -(-n // per_node)
-            lanes[rank] += _sends(to, size, channels, max(away - 1, 0), chunk)
-            lanes[rank] += _receives(source, size, channels, max(came - 1, 0), chunk)
+            to, source = (place + delta) % n, (place - delta) % n
+            away = (to // per_node - place // per_node) % -(-n // per_node)
+            came = (place // per_node - source // per_node) % -(-n // per_node)
+            lanes[rank] += _sends(order[to], size(place, to), channels, max(away - 1, 0), chunk)
+            lanes[rank] += _receives(order[source], size(source, place), channels, max(came - 1, 0), chunk)
     return lanes
 
 

@@ -46,9 +46,6 @@ class Network:
         self.nics = [Port(i, i // per_node, ns_per_byte) for i in range(cluster.nodes * per_node)]
         share = cluster.gpus_per_node // per_node
         self.ports = [self.nics[rank // share] for rank in range(scenario.ranks)]  # by rank
-        for fault in scenario.faults:
-            if isinstance(fault, SlowLink) and not fault.from_us:
-                self.slow_down(fault)
         random = stream(scenario.seed, "addresses")
         vendor = bytes((0x02, random.randrange(256), random.randrange(256)))
         serials = random.sample(range(1 << 24), len(self.nics) + scenario.clients.hosts)
@@ -68,6 +65,9 @@ class Network:
             )
             for i in range(clients)
         ]
+        for fault in scenario.faults:
+            if isinstance(fault, SlowLink) and not fault.from_us:
+                self.slow_down(fault)
         leaves = -(-(beyond + clients) // cluster.nodes_per_leaf)
         self.gateways = [vendor + random.randrange(1 << 24).to_bytes(3, "big") for _ in range(leaves + 1)]
         """MAC address of each leaf switch, where what goes over the spine is routed."""
@@ -78,8 +78,8 @@ class Network:
         self._now_us = 0.0
 
     def slow_down(self, fault: SlowLink) -> None:
-        """Links of a node run at the fault's rate from now on."""
-        for port in (port for port in self.nics if port.node == fault.node):
+        """Links of a node, or of all clients, run at the fault's rate from now on."""
+        for port in self._of(fault):
             if fault.where != "down":
                 port.up_ns = 8.0 / fault.gbps
             if fault.where != "up":
@@ -87,8 +87,12 @@ class Network:
 
     def speed_up(self, fault: SlowLink) -> None:
         """They run at their own rate again."""
-        for port in (port for port in self.nics if port.node == fault.node):
+        for port in self._of(fault):
             port.up_ns = port.down_ns = 8.0 / self.scenario.cluster.link_gbps
+
+    def _of(self, fault: SlowLink) -> list[Port]:
+        """The ports whose links it slows."""
+        return self.clients if fault.node == "client" else [p for p in self.nics if p.node == fault.node]
 
     def now_lost(self, us: float) -> None:
         """What is lost at that time, us from the start, is lost from now on."""
@@ -146,7 +150,8 @@ class Network:
                 if fault.until_us and fault.until_us <= self._now_us:
                     continue
                 here = fault.src in (None, key[0]) and fault.dst in (None, key[1])
-                if here and fault.traffic in ("all", self._whose(*key)):
+                whose = self._whose(*key)
+                if here and fault.traffic in ("all", whose, whose.partition("_")[2]):
                     kept *= 1.0 - fault.share
             random = stream(self.scenario.seed, "loss", *key)
             self._losses[key] = Losses(1.0 - kept, random) if kept < 1.0 else None

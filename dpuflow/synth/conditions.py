@@ -8,11 +8,13 @@ from dpuflow.synth.scenario import (
     Churn,
     CrossTraffic,
     Desync,
+    EarlyStop,
     Experts,
     Flap,
     GpuLate,
     Hang,
     Late,
+    Loop,
     Loss,
     Nvlink,
     Pause,
@@ -31,7 +33,25 @@ if TYPE_CHECKING:
     from dpuflow.synth.scenario import Fault, Scenario
 
 _ALWAYS: dict[str, float | None] = {"from_ns": None, "to_ns": None}
-_OF_LOSSES = {"from_clients": "ingress_loss", "to_clients": "egress_loss"}
+_OF_LOSSES: dict[str, tuple[str, ...]] = {
+    "clients": ("ingress_loss", "egress_loss"),
+    "from_clients": ("ingress_loss",),
+    "to_clients": ("egress_loss",),
+}
+
+_NAMES: dict[type[Any], str] = {
+    Churn: "registration_churn",
+    CrossTraffic: "congestion",
+    Desync: "desync",
+    Flap: "packet_loss",
+    Hang: "hang",
+    Nvlink: "p2p_throttling",
+    Pause: "head_of_line",
+    SlowLink: "slow_link",
+    SlowPcie: "pcie_saturation",
+    SlowReceiver: "credit_starvation",
+}
+"""Of faults that put in the same condition always, at their rank or node."""
 
 
 def conditions(scenario: Scenario, begun_ns: Mapping[int, float]) -> list[dict[str, Any]]:
@@ -40,10 +60,15 @@ def conditions(scenario: Scenario, begun_ns: Mapping[int, float]) -> list[dict[s
     ``begun_ns``: when each iteration's first operation began, ns since the start. ``from_ns``, ``to_ns``: as
     of that, None where it lasts from the start or to the end.
     """
-    found = [_of_fault(scenario, fault) | lasting(fault, begun_ns) for fault in scenario.faults]
+    found = [
+        row | lasting(fault, begun_ns) for fault in scenario.faults for row in _of_fault(scenario, fault)
+    ]
     job, clients = scenario.job, scenario.clients
     if isinstance(job, Experts) and job.hot is not None:
         found.append({"condition": "load_skew", "ranks": [job.hot]} | _ALWAYS)
+    if isinstance(job, Loop):
+        hot = {op.root for op in job.ops if op.op == "all_to_allv" and op.skew}
+        found += [{"condition": "load_skew", "ranks": [rank]} | _ALWAYS for rank in sorted(hot)]
     if isinstance(job, Service):
         if clients.until_us:
             stop = {"from_ns": clients.until_us * 1e3, "to_ns": clients.resume_us * 1e3}
@@ -52,7 +77,7 @@ def conditions(scenario: Scenario, begun_ns: Mapping[int, float]) -> list[dict[s
             found.append({"condition": "session_skew", "ranks": [0]} | _ALWAYS)
         if job.batching == "static":
             found.append({"condition": "early_completion", "ranks": [0]} | _ALWAYS)
-    return [row for row in found if row["condition"]]
+    return found
 
 
 def lasting(fault: Fault, begun_ns: Mapping[int, float]) -> dict[str, float | None]:
@@ -68,36 +93,34 @@ def lasting(fault: Fault, begun_ns: Mapping[int, float]) -> dict[str, float | No
     return {"from_ns": begin or None, "to_ns": end}
 
 
-def _of_fault(scenario: Scenario, fault: Fault) -> dict[str, Any]:
-    per_node = scenario.cluster.gpus_per_node
+def _of_fault(scenario: Scenario, fault: Fault) -> list[dict[str, Any]]:
+    """Conditions and ranks that a fault puts in."""
+    names, ranks = _told(scenario, fault)
+    return [{"condition": name, "ranks": ranks} for name in names]
+
+
+def _told(scenario: Scenario, fault: Fault) -> tuple[tuple[str, ...], list[int]]:
+    per_node, everyone = scenario.cluster.gpus_per_node, list(range(scenario.ranks))
 
     def of_node(node: int | None) -> list[int]:
         return [] if node is None else list(range(node * per_node, (node + 1) * per_node))
 
     if isinstance(fault, (GpuLate, SlowHost)):
-        return {"condition": "straggler", "ranks": [] if fault.rank is None else [fault.rank]}
-    if isinstance(fault, SlowGpu):
-        all_of_them = fault.rank is None
-        name = "launch_latency" if all_of_them else "straggler"  # work of all that grew looks the same
-        return {"condition": name, "ranks": list(range(scenario.ranks)) if all_of_them else [fault.rank]}
-    if isinstance(fault, (Desync, Hang)):
-        return {"condition": "hang" if isinstance(fault, Hang) else "desync", "ranks": [fault.rank]}
+        return ("straggler",), [] if fault.rank is None else [fault.rank]
+    if isinstance(fault, SlowGpu):  # work of all that grew looks the same
+        return (("launch_latency",), everyone) if fault.rank is None else (("straggler",), [fault.rank])
+    if isinstance(fault, EarlyStop):
+        tp = getattr(scenario.job, "tp", None) or scenario.ranks
+        return ("early_stop_skew",), everyone[fault.rank // tp * tp :][:tp]
     if isinstance(fault, SlowInput):
-        return {"condition": "input_starvation", "ranks": list(range(scenario.ranks))}
-    if isinstance(fault, Nvlink):
-        return {"condition": "p2p_throttling", "ranks": of_node(fault.node)}
-    if isinstance(fault, SlowPcie):
-        return {"condition": "pcie_saturation", "ranks": of_node(fault.node)}
-    if isinstance(fault, Churn):
-        return {"condition": "registration_churn", "ranks": [fault.rank]}
-    if isinstance(fault, SlowReceiver):
-        return {"condition": "credit_starvation", "ranks": [fault.rank]}
+        return ("input_starvation",), everyone
     if isinstance(fault, Loss):
-        kind = _OF_LOSSES.get(fault.traffic, "packet_loss")
-        return {"condition": kind, "ranks": of_node(fault.src if fault.src is not None else fault.dst)}
-    if isinstance(fault, SlowLink):
-        return {"condition": "slow_link", "ranks": of_node(fault.node)}
-    if isinstance(fault, (Flap, Pause, CrossTraffic)):
-        names = {Flap: "packet_loss", Pause: "head_of_line", CrossTraffic: "congestion"}
-        return {"condition": names[type(fault)], "ranks": of_node(fault.node)}
-    return {"condition": "", "ranks": []}
+        where = fault.src if fault.src is not None else fault.dst
+        return _OF_LOSSES.get(fault.traffic, ("packet_loss",)), of_node(where)
+    if isinstance(fault, SlowLink) and fault.node == "client":
+        return ("saturation",), of_node(scenario.clients.node)
+    name = _NAMES.get(type(fault))
+    if name is None:
+        return (), []
+    rank: int | None = getattr(fault, "rank", None)
+    return (name,), of_node(getattr(fault, "node", None)) if rank is None else [rank]

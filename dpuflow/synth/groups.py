@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 from dpuflow.synth import algorithms, sizes
 from dpuflow.synth.gpu import Part
@@ -15,6 +15,7 @@ from dpuflow.wire.nccl import NCCL_STEPS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from random import Random
 
     from dpuflow.synth.algorithms import Lane
     from dpuflow.synth.engine import Engine
@@ -24,16 +25,34 @@ if TYPE_CHECKING:
     from dpuflow.synth.sizes import Protocol
 from dpuflow.synth.transport import Settings
 
+UNEVEN: Final = 0.2
+"""By what share of an even one sizes of an all_to_allv differ at most, wherever they go (assumed)."""
+
 
 def _algorithm(operation: Operation) -> str:
     """By which NCCL carries the operation out."""
-    if operation.op in ("all_to_all", "send_recv"):
+    if operation.op in ("all_to_all", "all_to_allv", "send_recv"):
         return "linear"
     if operation.op in ("broadcast", "reduce"):
         return "chain"
     if operation.algorithm == "nvls_tree":
         return "tree"
     return operation.algorithm if operation.algorithm in ("tree", "pat") else "ring"
+
+
+def _ragged(operation: Operation, n: int, draw: Random) -> dict[tuple[int, int], int]:
+    """What each position sends to each other one in an all_to_allv, one byte at least."""
+    even, skew = operation.bytes / n, operation.skew
+    found = {}
+    for src in range(n):
+        others = n - 1 if src == operation.root else n - 2
+        for dst in range(n):
+            share = 1.0
+            if src != operation.root:
+                share = 1 + skew * others if dst == operation.root else 1 - skew
+            if dst != src:
+                found[src, dst] = max(1, round(even * share * draw.uniform(1 - UNEVEN, 1 + UNEVEN)))
+    return found
 
 
 class Share(NamedTuple):
@@ -116,8 +135,14 @@ class Communicator:
             parents[heads[node]] = None if parent is None else heads[parent]
         return parents
 
-    def plan(self, operation: Operation, protocol: str) -> Plan:
-        """How the operation is carried out, with NCCL's ``protocol`` where it has the choice."""
+    def plan(self, operation: Operation, protocol: str, draw: Random | None = None) -> Plan:
+        """How the operation is carried out, with NCCL's ``protocol`` where it has the choice.
+
+        ``draw``: of all_to_allv, for sizes that are others each time.
+        """
+        if operation.op == "all_to_allv":
+            assert draw is not None
+            return self._make(operation, self._settings.protocols[protocol], draw)
         key = (
             operation.op,
             operation.bytes,
@@ -131,13 +156,13 @@ class Communicator:
             self._plans[key] = self._make(operation, self._settings.protocols[protocol])
         return self._plans[key]
 
-    def _make(self, operation: Operation, protocol: Protocol) -> Plan:
+    def _make(self, operation: Operation, protocol: Protocol, draw: Random | None = None) -> Plan:
         """The operation's lanes, in NCCL's ``protocol`` where it has the choice."""
         name = _algorithm(operation)
         if name == "linear" or operation.algorithm in ("pat", "nvls_tree"):
             protocol = self._settings.protocols["simple"]
         if name == "linear":
-            lanes, grain = self._sends(operation, protocol)
+            lanes, grain = self._sends(operation, protocol, draw)
         else:
             lanes = self._channels(operation, name, protocol)
             grain = Grain.of(protocol, name == "ring")
@@ -151,13 +176,18 @@ class Communicator:
     def _most_channels(self, operation: Operation) -> int:
         return min(self._most, operation.channels or self._most)
 
-    def _sends(self, operation: Operation, simple: Protocol) -> tuple[dict[int, list[Lane]], Grain]:
+    def _sends(
+        self, operation: Operation, simple: Protocol, draw: Random | None
+    ) -> tuple[dict[int, list[Lane]], Grain]:
         """Lanes of what is made of sends and receives, by position."""
         n, size, most = len(self.gpus), operation.bytes, self._most_channels(operation)
         chunk = min(sizes.P2P_CHUNK, simple.slot)
         lanes: dict[int, list[Lane]] = {place: [] for place in range(n)}
-        if operation.op == "all_to_all":
-            lanes = algorithms.all_to_all(range(n), size // n, most, chunk, self._per_node())
+        if operation.op != "send_recv":
+            to_each = {} if draw is None else _ragged(operation, n, draw)
+            lanes = algorithms.all_to_all(
+                range(n), lambda *way: to_each.get(way, size // n), most, chunk, self._per_node()
+            )
         else:
             lanes |= algorithms.send_recv(operation.root, operation.peer, size, most, chunk)
         return lanes, Grain(3, chunk, 1, NCCL_STEPS)

@@ -18,6 +18,7 @@ from dpuflow.synth.scenario import (
     Churn,
     Decode,
     Desync,
+    EarlyStop,
     Experts,
     GpuLate,
     Hang,
@@ -193,7 +194,13 @@ class Builder:
         return work
 
     def _work(self, ranks: Sequence[int], operation: Operation, lane: int, extra: dict[str, object]) -> Work:
-        plan = self._group(ranks).plan(operation, operation.protocol or self.scenario.nccl.protocol)
+        protocol = operation.protocol or self.scenario.nccl.protocol
+        draw = None
+        if operation.op == "all_to_allv":
+            draw = stream(self.scenario.seed, "ragged", len(self.works))
+        plan = self._group(ranks).plan(operation, protocol, draw)
+        if draw is not None:  # which has no one size
+            operation = replace(operation, op="all_to_all", bytes=0)
         work = Work(operation, plan, self.iteration, lane, dict(extra))
         self.works.append(work)
         return work
@@ -285,9 +292,13 @@ def _decode(job: Decode, builder: Builder) -> None:
     tp = job.tp or builder.scenario.ranks
     replicas = [range(first, first + tp) for first in range(0, builder.scenario.ranks, tp)]
     reduce = Operation(op="all_reduce", bytes=job.bytes, algorithm=job.algorithm, protocol=job.protocol)
+    faults = builder.scenario.faults
+    stops = {fault.rank // tp: fault.iteration for fault in faults if isinstance(fault, EarlyStop)}
     for token in range(job.tokens):
         builder.begin(token)
-        for replica in replicas:
+        for number, replica in enumerate(replicas):
+            if token >= stops.get(number, job.tokens):
+                continue
             builder.compute(replica, job.token_us, job.jitter_us)
             _token(builder, replica, job.layers, job.layer_us, job.jitter_us, reduce)
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from dpuflow.synth.conversations import seen_at
 from dpuflow.synth.packets import packets_at
-from dpuflow.synth.scenario import Stop
+from dpuflow.synth.scenario import EarlyStop, Stop
 from dpuflow.synth.seeds import columns, stream
 from dpuflow.wire import headers as wire
 
@@ -140,14 +140,15 @@ def capture(played: Played, node: int | None, folder: Path) -> Capture:
 
 
 def _afterwards(played: Played, node: int | None) -> Iterator[tuple[int, bytes]]:
-    """Time and bytes of what NICs go on sending while the job stands still: LLDP (IEEE 802.1AB)."""
+    """Time and bytes of what NICs go on sending while a job stands still, or some ranks do: LLDP (IEEE
+    802.1AB)."""
     for fault in played.scenario.faults:
-        if isinstance(fault, Stop):
+        if isinstance(fault, (EarlyStop, Stop)):
             for port in (port for port in played.network.nics if node in (None, port.node)):
                 mac = played.network.addresses[port.number].mac
                 told = b"\x02\x07\x04" + mac + b"\x04\x07\x03" + mac + b"\x06\x02\x00\x78\x00\x00"
                 frame = b"\x01\x80\xc2\x00\x00\x0e" + mac + b"\x88\xcc" + told
-                yield round(played.end_ns + fault.us * 1e3), frame.ljust(60, b"\0")
+                yield round(played.end_ns + getattr(fault, "us", 0.0) * 1e3), frame.ljust(60, b"\0")
 
 
 def _record(stamp_ns: int, frame: bytes, snaplen: int, truncate: int) -> bytes:

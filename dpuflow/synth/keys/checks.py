@@ -8,6 +8,7 @@ from dpuflow.synth.keys.faults import (
     Churn,
     CrossTraffic,
     Desync,
+    EarlyStop,
     Flap,
     Late,
     Loss,
@@ -15,7 +16,7 @@ from dpuflow.synth.keys.faults import (
     SlowLink,
     Stop,
 )
-from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, Experts, PrefillDecode, Service
+from dpuflow.synth.keys.jobs import ALGORITHM_OF, OPS, Decode, Experts, PrefillDecode, Service
 
 if TYPE_CHECKING:
     from dpuflow.synth.scenario import Scenario
@@ -35,6 +36,10 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
                 return f"faults[{i}].mode", "transient needs iterations"
         if isinstance(fault, Stop) and isinstance(scenario.job, (PrefillDecode, Service)):
             return f"faults[{i}].kind", "caches and requests go on in this job: take loop, training or decode"
+        if isinstance(fault, EarlyStop) and not (
+            isinstance(scenario.job, Decode) and (scenario.job.tp or scenario.ranks) < scenario.ranks
+        ):
+            return f"faults[{i}].kind", "only replicas that decode stop early: take decode, and tp"
         if isinstance(fault, Churn):
             reason = _no_churn(scenario, fault.rank)
             if reason is not None:
@@ -48,7 +53,10 @@ def contradiction(scenario: Scenario) -> tuple[str, str] | None:
             return f"faults[{i}].until_us", f"{fault.until_us:g} is not after from_us, {fault.from_us:g}"
         for name in ("node", "src", "dst"):
             node = getattr(fault, name, None)
-            if node is not None and node >= cluster.nodes:
+            if node == "client":
+                if not scenario.clients.hosts:
+                    return f"faults[{i}].node", "no client: set clients.hosts"
+            elif node is not None and node >= cluster.nodes:
                 return f"faults[{i}].{name}", f"{node} is not one of the {cluster.nodes} nodes"
         if isinstance(fault, (CrossTraffic, Flap, Pause)) and fault.times > 1 and fault.every_us < fault.us:
             return (

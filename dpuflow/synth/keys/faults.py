@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import MISSING, dataclass
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from dpuflow.settings import setting
 
@@ -94,6 +94,14 @@ class Desync(Stop, Fault):
 
 
 @dataclass(kw_only=True)
+class EarlyStop(Fault):
+    """A replica has nothing more to do from an iteration on, while the others go on."""
+
+    rank: int = setting(MISSING, "one of the replica's ranks", low=0)
+    iteration: int = setting(MISSING, "from which iteration on", low=1)
+
+
+@dataclass(kw_only=True)
 class SlowInput(Fault):
     """A service's ranks begin a prompt late: copies to the device, tokenising, scheduling."""
 
@@ -126,8 +134,8 @@ class Loss(Fault):
     share: float = setting(MISSING, "share of the frames", low=0, high=0.2)
     traffic: str = setting(
         "all",
-        "whose: everyone's, between the nodes, from clients, or to them",
-        choices=("all", "fabric", "from_clients", "to_clients"),
+        "whose: everyone's, between the nodes, of clients both ways, from them, or to them",
+        choices=("all", "fabric", "clients", "from_clients", "to_clients"),
     )
     from_us: float = setting(0.0, "from then on, us from the start", low=0)
     until_us: float = setting(0.0, "until then; 0: to the end", low=0)
@@ -148,7 +156,9 @@ class Reorder(Fault):
 class SlowLink(Fault):
     """A node's link runs below its rate: frames queue in the switch (down) or the NIC (up)."""
 
-    node: int = setting(MISSING, "which node", low=0)
+    node: int | Literal["client"] = setting(
+        MISSING, "which node; client: the link of each client, apart from the ranks'", low=0
+    )
     gbps: float = setting(MISSING, "its rate, Gbit/s", low=0.001)
     where: str = setting("both", "direction, as the node sees it", choices=("up", "down", "both"))
     from_us: float = setting(0.0, "from then on, us from the start", low=0)
@@ -204,6 +214,7 @@ Fault.KINDS = {
     "slow_gpu": SlowGpu,
     "hang": Hang,
     "desync": Desync,
+    "early_stop": EarlyStop,
     "slow_input": SlowInput,
     "nvlink": Nvlink,
     "slow_pcie": SlowPcie,

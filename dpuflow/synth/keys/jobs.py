@@ -9,7 +9,10 @@ from dpuflow.settings import setting
 from dpuflow.synth.keys.cluster import PROTOCOLS
 
 ALGORITHMS = ("ring", "tree", "pat", "doubling", "nvls_tree")
-OPS = ("all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "send_recv")
+OPS = (
+    "all_reduce", "all_gather", "reduce_scatter", "broadcast", "reduce", "all_to_all", "all_to_allv",
+    "send_recv",
+)  # fmt: skip
 ALGORITHM_OF = {
     "tree": ("all_reduce",),
     "pat": ("all_gather", "reduce_scatter"),
@@ -32,8 +35,20 @@ class Operation:
     )
     protocol: str | None = setting(None, "default: nccl.protocol", choices=PROTOCOLS)
     channels: int | None = setting(None, "default: by size, at most nccl.channels", low=1, high=64)
-    root: int = setting(0, "of broadcast and reduce; the sender of send_recv: position in the group", low=0)
+    root: int = setting(
+        0,
+        "of broadcast and reduce; the sender of send_recv; who gets more of all_to_allv: position in the"
+        " group",
+        low=0,
+    )
     peer: int = setting(1, "the receiver of send_recv", low=0)
+    skew: float = setting(
+        0.0,
+        "of all_to_allv, whose sizes differ by a fifth anyway: so much of what ranks would send to the others"
+        " goes to root",
+        low=0,
+        high=1,
+    )
     gap_us: float = setting(0.0, "compute before it, us", low=0)
 
 
