@@ -60,7 +60,7 @@ def test_each_measure_stands_beside_what_is_wanted() -> None:
     sound = outcome(3, {}, [], set())
     sound.partly = {"half": {"load_skew"}, "one": set()}
     stopped = outcome(4, {"hang": [1]}, ["hang"], set())
-    stopped.missing = {"all nodes": True, "one": False}
+    stopped.missing = {"all nodes": "right", "one": "not named"}
     others = [
         Told("p2p_throttling", "alternative"),
         Told("pcie_saturation", "missed"),
@@ -76,8 +76,8 @@ def test_each_measure_stands_beside_what_is_wanted() -> None:
     assert here["network taken for a late GPU, or the other way"] == "1 of 2 (50 %)"
     assert here["captured at half of the nodes: precision"] == "1 of 3 (33 %)"
     assert here["captured at half of the nodes: sound jobs with a finding above info"] == "1 of 1 (100 %)"
-    assert here["hang: missing rank right, captured at all nodes"] == "1 of 1 (100 %)"
-    assert here["hang: missing rank right, captured at one node beside it"] == "0 of 1 (0 %)"
+    assert here["hang: missing rank, captured at all nodes"] == "1 right"
+    assert here["hang: missing rank, captured at one node beside it"] == "1 not named"
     assert here["indirect: it, or what else it may be, named"] == "1 of 2 (50 %)"
     assert here["onset within 3 steps"] == "1 of 2 (50 %)"
     assert here["decode, a pause"] == "1 right"

@@ -94,6 +94,19 @@ def test_who_is_missing_over_roce_is_named(tmp_path: Path, nodes: str) -> None:
     assert found(tmp_path, nodes) == [("hang", ["10.0.0.3"])]
 
 
+@pytest.mark.parametrize("rank", [0, 1])
+def test_who_passes_on_what_nobody_saw_it_get_is_not_taken_for_the_missing_root(
+    tmp_path: Path, rank: int
+) -> None:
+    """One node of a chain sees the one before it send first, and not whether that one has to wait."""
+    scenario = loop("op: broadcast, bytes: 1MiB", settings(**stopped(kind="hang", rank=rank)), iterations=6)
+    write_case(scenario, str(tmp_path))
+    result = analyze([str(tmp_path / "node2.pcap")])
+    (hang,) = (each for each in result.findings if each.condition == "hang")
+    assert "for whom is not known" in hang.summary
+    assert hang.confidence == 0.5
+
+
 def test_who_is_missing_among_experts_is_named(tmp_path: Path) -> None:
     """No two operations have the same sizes: what was begun is known by its connections."""
     text = json.dumps(

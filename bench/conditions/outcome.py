@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import dpuflow
 from bench.conditions.beside import Beside, beside, timed
@@ -36,8 +36,9 @@ class Outcome:
     beside: Beside = field(default_factory=Beside)
     partly: dict[str, set[str]] = field(default_factory=dict)
     """What is told above info by the captures of half of the nodes, and of one."""
-    missing: dict[str, bool] = field(default_factory=dict)
-    """Of a job that hangs, whether the missing rank, and no other, is named; by what is captured."""
+    missing: dict[str, str] = field(default_factory=dict)
+    """Of a job that hangs, whether the missing rank, and no other, is named (right), others are (wrong), or
+    who it is is said not to be known (not named); by what is captured."""
 
 
 def one(number: int) -> Outcome:
@@ -68,9 +69,19 @@ def one(number: int) -> Outcome:
         outcome.partly[name] = {condition for condition, severity, _ in _told(each) if severity != "info"}
     if "hang" in drawn.conditions:
         for name, each in {"all nodes": result, **partly}.items():
-            named = {end for condition, _, ends in _told(each) if condition == "hang" for end in ends}
-            outcome.missing[name] = named == set(drawn.conditions["hang"])
+            outcome.missing[name] = _missing(each, drawn.conditions["hang"])
     return outcome
+
+
+SURE: Final = 0.5
+"""Confidence of a hang whose missing rank is not known."""
+
+
+def _missing(result: Analysis, true: list[int]) -> str:
+    """What the hangs that are found say of who is missing."""
+    sure = replace(result, findings=[each for each in result.findings if each.confidence > SURE])
+    named = {end for condition, _, ends in _told(sure) if condition == "hang" for end in ends}
+    return "right" if named == set(true) else "wrong" if named else "not named"
 
 
 def _some(number: int, drawn: Drawn, files: list[str]) -> dict[str, list[str]]:

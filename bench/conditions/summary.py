@@ -152,9 +152,10 @@ def _of_findings(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
 def _of_hangs(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
     rows = []
     for where, want in (("all nodes", "100 %"), ("one", "90 %")):
-        known = [each.missing[where] for each in outcomes if where in each.missing]
+        words = Counter(each.missing[where] for each in outcomes if where in each.missing)
+        said = ", ".join(f"{words[word]} {word}" for word in sorted(words, reverse=True)) or "none drawn"
         of = "one node beside it" if where == "one" else where
-        rows.append((f"hang: missing rank right, captured at {of}", want, _share(sum(known), len(known))))
+        rows.append((f"hang: missing rank, captured at {of}", want, said))
     return rows
 
 

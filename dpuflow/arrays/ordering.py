@@ -236,7 +236,7 @@ class Picked:
     A pass over a long table's rows for one narrow column takes as long as a pass for many.
     """
 
-    def __init__(self, table: Rows, rows: NDArray[np.int64] | None = None) -> None:
+    def __init__(self, table: Rows | Picked, rows: NDArray[np.int64] | None = None) -> None:
         self._table, self._rows = table, rows
         self._columns: dict[str, NDArray[Any]] = {}
 
@@ -248,6 +248,10 @@ class Picked:
             column = self._table[name]
             self._columns[name] = np.ascontiguousarray(column) if self._rows is None else column[self._rows]
         return self._columns[name]
+
+    def where(self, chosen: NDArray[np.bool_]) -> Picked:
+        """Those rows of it."""
+        return Picked(self, np.flatnonzero(chosen))
 
     @classmethod
     def exchanges(cls, table: Rows, rows: NDArray[np.int64] | None = None) -> Picked:

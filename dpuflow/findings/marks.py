@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import distinct
+from dpuflow.arrays.ordering import Picked, distinct
 from dpuflow.arrays.stretches import covered_ns
 from dpuflow.findings.case import Cost, make_finding
 from dpuflow.findings.evidence import message_evidence, worst
@@ -107,7 +107,7 @@ def _cost(case: Case, receiver: int, rows: Ints, lost: _Lost, held: Held | None,
     if why == INCAST and share:
         covered = covered_ns(lost.held)
         share *= max(
-            covered - carried_ns(case.joined.transfers[rows], case.joined.start_ns, lost.held), 0
+            covered - carried_ns(Picked(case.joined.columns, rows), case.joined.start_ns, lost.held), 0
         ) / max(covered, 1)
     if held is not None:
         # What senders that come together fill a port with is wanted there anyway.

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import distinct, percentile
+from dpuflow.arrays.ordering import Picked, distinct, percentile
 from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.arrays.stretches import covered_between, covered_ns
 from dpuflow.entries.rows import QUARTER_IN_SIGMAS
@@ -30,7 +30,6 @@ from dpuflow.verdicts.chance import SIGMAS
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from dpuflow.arrays.ordering import Picked
     from dpuflow.findings.case import Case
     from dpuflow.schema.tables import Rows
 
@@ -78,22 +77,24 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     if not _at_both(case.joined.columns).any():
         return {}
     ends = distinct(case.joined.flows["dst"]).tolist()  # some may be on another time line
-    paces = {end: pace_ns(case.joined.transfers[rows]) for end in ends if len(rows := case.received[end])}
+    columns = case.joined.columns
+    parts = {end: Picked(columns, rows) for end in ends if len(rows := case.received[end])}
+    paces = {end: pace_ns(part) for end, part in parts.items()}
     known = sorted(pace for pace in paces.values() if pace > 0)
     usual = {end: middle_of_others(known, pace) for end, pace in paces.items() if pace > 0}
     slow = {end for end in usual if paces[end] > TIMES * usual[end]}
     every: dict[bool, dict[int, Held]] = {False: {}, True: {}}
-    for end in paces:
-        part = case.joined.transfers[rows := case.received[end]]
-        mine = _at_both(part)
-        if mine.any():
+    for end, part in parts.items():
+        mine = np.flatnonzero(_at_both(part))
+        if len(mine):
+            rows, seen = case.received[end][mine], Picked(part, mine)
             # What is beyond the scatter is asked of ports as quick as others, all that is late of slow ones.
             for surely, of in every.items():
                 if not surely and not slow:
                     continue
                 # What a slow port carries costs what it takes longer than at the others' pace.
                 pace = usual[end] if end in slow else None
-                one = _held(case, rows[mine], part[mine], part, pace, surely=surely)
+                one = _held(case, rows, seen, part, pace, surely=surely)
                 if one is not None:
                     of[end] = one
     found = {}
@@ -109,10 +110,10 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
 def _slower_since(case: Case, receiver: int, held: Held) -> float | None:
     """The pace of a port since messages are held there, where it is as much slower than it was before as slow
     ports are than others."""
-    part = case.joined.transfers[case.received[receiver]]
+    part = Picked(case.joined.columns, case.received[receiver])
     begin, _ = lasting(held.stretches, part["arrived_end_ns"], (case.joined.start_ns, case.joined.end_ns))
     since = part["arrived_end_ns"] >= begin
-    later, before = pace_ns(part[since]), pace_ns(part[~since])
+    later, before = pace_ns(part.where(since)), pace_ns(part.where(~since))
     return later if later > TIMES * before > 0 else None
 
 
@@ -131,35 +132,35 @@ def _why(case: Case, receiver: int, held: Held, pace: float) -> Why:
     if held.late_ns[marked].sum() > ALL * held.late_ns.sum():
         return Why.FULL
     slower = _slower_since(case, receiver, held)
-    part = case.joined.transfers[case.received[receiver]]
-    part = part[(part["seen"] & Seen.AT_RECEIVER) != 0]
+    part = Picked(case.joined.columns, case.received[receiver])
+    part = part.where((part["seen"] & Seen.AT_RECEIVER) != 0)
     stood, together = stood_ns(held.stretches, passing(part, slower or pace))
     if stood > MOST * together:
         return Why.PAUSED
     return Why.SLOW if slower else Why.FULL
 
 
-def pace_ns(part: Rows) -> float:
+def pace_ns(part: Picked) -> float:
     """Time a byte that a port takes, of the quickest tenth: from a message's first packet to its last; where
     messages are too short, of those that had left when the one before them was there; 0 where too few did."""
     known = (part["seen"] == Seen.AT_SENDER | Seen.AT_RECEIVER) & (part["retransmitted"] == 0)
-    part = part[known & (part["bytes"] > 0)]
-    long = part[part["packets"] >= PACKETS]
+    part = part.where(known & (part["bytes"] > 0))
+    long = part.where(part["packets"] >= PACKETS)
     if len(long) >= FEWEST:
         return percentile((long["arrived_end_ns"] - long["arrived_ns"]) / long["bytes"], 10)
-    part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
-    end = part["arrived_end_ns"]
+    part = Picked(part, np.argsort(part["arrived_end_ns"], kind="stable"))
+    end, size = part["arrived_end_ns"], part["bytes"]
     queued = np.flatnonzero(part["sent_end_ns"][1:] < end[:-1]) + 1
     # Credits are over before the next one is sent: the time between them is no port's.
     if len(queued) < FEWEST:
         return 0.0
-    queued = queued[2 * part["bytes"][queued] >= percentile(part["bytes"][queued], 90)]
+    queued = queued[2 * size[queued] >= percentile(size[queued], 90)]
     if len(queued) < FEWEST:
         return 0.0
-    return percentile((end[queued] - end[queued - 1]) / part["bytes"][queued], 10)
+    return percentile((end[queued] - end[queued - 1]) / size[queued], 10)
 
 
-def passing(part: Rows, pace: float) -> Ints:
+def passing(part: Picked, pace: float) -> Ints:
     """When something of messages came through a port, as far as their ends and its pace tell; two rows."""
     begin, end = part["arrived_ns"], part["arrived_end_ns"]
     took = np.minimum((pace * part["bytes"]).astype(np.int64), end - begin)
@@ -188,7 +189,9 @@ def joined_up(stretches: Ints) -> Ints:
     return np.stack([begin[fresh], end[np.r_[fresh[1:] - 1, len(end) - 1][: len(fresh)]]])
 
 
-def _held(case: Case, rows: Ints, part: Rows, came: Rows, pace: float | None, *, surely: bool) -> Held | None:
+def _held(
+    case: Case, rows: Ints, part: Picked, came: Picked, pace: float | None, *, surely: bool
+) -> Held | None:
     """By how much a receiver's messages (``rows``, ``part``) were held; ``came`` is all that it received, for
     which its port should take that ``pace`` (None: its own)."""
     took, pair = part["arrived_end_ns"] - part["sent_end_ns"], part["src"].astype(np.int64)
@@ -198,10 +201,10 @@ def _held(case: Case, rows: Ints, part: Rows, came: Rows, pace: float | None, *,
     rows, late, end = rows[known], late[known], part["arrived_end_ns"][known]
     if not len(rows):
         return None
-    stretches = np.stack([end - late, end])
     kept = late > 0
+    stretches = np.stack([end - late, end])[:, kept]
     took = covered_ns(stretches) - carried_ns(came, case.joined.start_ns, stretches, pace)
-    return Held(rows[kept], late[kept], stretches[:, kept], max(took, 0), Why.FULL)
+    return Held(rows[kept], late[kept], stretches, max(took, 0), Why.FULL)
 
 
 def held_ns(took: Ints, pair: Ints, *, surely: bool) -> tuple[Ints, NDArray[np.bool_]]:
@@ -224,7 +227,7 @@ def held_ns(took: Ints, pair: Ints, *, surely: bool) -> tuple[Ints, NDArray[np.b
     return np.where(known & (late > (scatter if surely else 0)), late, 0), known
 
 
-def carried_ns(part: Rows, start_ns: int, held: Ints, pace: float | None = None) -> int:
+def carried_ns(part: Picked, start_ns: int, held: Ints, pace: float | None = None) -> int:
     """What all that came to a port since ``start_ns`` while messages were held takes at a ``pace`` (None: its
     own): a queue of what is wanted there anyway costs nothing."""
     if pace is None:
@@ -233,6 +236,8 @@ def carried_ns(part: Rows, start_ns: int, held: Ints, pace: float | None = None)
             return 0
         took = (part["arrived_end_ns"] - part["arrived_ns"])[long]
         pace = float(np.percentile(took / np.maximum(part["bytes"][long], 1), 10))
-    part = part[np.argsort(part["arrived_end_ns"], kind="stable")]
+    if not held.size:
+        return 0
+    part = Picked(part, np.argsort(part["arrived_end_ns"], kind="stable"))
     covered = covered_between(np.r_[start_ns, part["arrived_end_ns"]], held) > 0
     return round(pace * float(part["bytes"][covered].sum()))

@@ -214,11 +214,17 @@ def _acting(rows: Rows) -> frozenset[int]:
 
 
 def _free(instance: Instance, rows: Rows) -> frozenset[int]:
-    """Endpoints that acted in a collective, and whose acts there (``rows``) wait for nobody unseen."""
+    """Endpoints that acted in a collective, and whose acts there (``rows``) wait for nobody unseen.
+
+    What sends first in a tree or chain of which some was seen may pass on what it had to wait for.
+    """
     sends, grants = ({instance.order[row] for row in found} for found in instance.undated_rows())
     sent, granted = rows["src"][rows["data_ns"] != NEVER], rows["dst"][rows["grant_ns"] != NEVER]
     captured = {end for end in instance.order if instance.was_captured(end)}
     own = captured & _acting(rows)
+    algorithm = instance.algorithm
+    if algorithm is not None and algorithm.rooted and not instance.placement.ranks:
+        return frozenset(own)
     return frozenset(own | (set(sent.tolist()) - sends) | (set(granted.tolist()) - grants))
 
 
