@@ -109,3 +109,21 @@ def test_operations_with_the_same_messages_are_told_apart_by_content_from_some_n
     result = dpuflow.analyze([str(folder / f"node{node}.pcap.gz") for node in (0, 1, 2, 5)])
     found = Counter((str(c.op), c.bytes, len(c.ranks)) for c in result.collectives)
     assert found == {("all_gather", 26_664, 8): 64, ("reduce_scatter", 213_312, 8): 32}
+
+
+@pytest.mark.parametrize("nodes", [(0, 3), (3,)])
+def test_who_gets_more_from_senders_nobody_saw_is_not_slow_to_take_it(
+    written: Written, nodes: tuple[int, ...]
+) -> None:
+    """What was seen of its inputs lay there until the rest had come, too."""
+    operation = {"op": "all_to_allv", "bytes": 4 << 20, "root": 2, "skew": 0.2}
+    job = {"kind": "loop", "iterations": 20, "compute_us": 500, "ops": [operation]}
+    assert told(written({"seed": 9008, "cluster": {"nodes": 4}, "job": job}), *nodes) == {}
+
+
+def test_a_port_of_which_only_credits_show_both_ends_has_no_pace(written: Written) -> None:
+    """They take a small part of what data takes a byte: beside one of theirs the port of data was slow."""
+    operation = {"op": "all_reduce", "bytes": 1 << 18}
+    pause = {"kind": "pause", "node": 0, "us": 90_000, "every_us": 300_000, "at_us": 100_000, "times": 200}
+    scenario = ON_HOSTS | {"job": ON_HOSTS["job"] | {"ops": [operation]}, "faults": [pause]}
+    assert set(told(written(scenario), 0, 3)) == {"head_of_line"}

@@ -144,17 +144,19 @@ def pace_ns(part: Picked) -> float:
     """Time a byte that a port takes, of the quickest tenth: from a message's first packet to its last; where
     messages are too short, of those that had left when the one before them was there; 0 where too few did."""
     known = (part["seen"] == Seen.AT_SENDER | Seen.AT_RECEIVER) & (part["retransmitted"] == 0)
-    part = part.where(known & (part["bytes"] > 0))
+    known &= part["bytes"] > 0
+    if not known.any():
+        return 0.0
+    # Credits are over before the next one is sent: the time between them is no port's, though they be all of
+    # what was seen at both ends.
+    data = percentile(part["bytes"][part["bytes"] > 0], 90) / 2
+    part = part.where(known)
     long = part.where(part["packets"] >= PACKETS)
     if len(long) >= FEWEST:
         return percentile((long["arrived_end_ns"] - long["arrived_ns"]) / long["bytes"], 10)
     part = Picked(part, np.argsort(part["arrived_end_ns"], kind="stable"))
     end, size = part["arrived_end_ns"], part["bytes"]
-    queued = np.flatnonzero(part["sent_end_ns"][1:] < end[:-1]) + 1
-    # Credits are over before the next one is sent: the time between them is no port's.
-    if len(queued) < FEWEST:
-        return 0.0
-    queued = queued[2 * size[queued] >= percentile(size[queued], 90)]
+    queued = np.flatnonzero((part["sent_end_ns"][1:] < end[:-1]) & (size[1:] >= data)) + 1
     if len(queued) < FEWEST:
         return 0.0
     return percentile((end[queued] - end[queued - 1]) / size[queued], 10)

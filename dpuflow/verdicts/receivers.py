@@ -41,8 +41,15 @@ class SlowReceiver(NamedTuple):
 def slow_receivers(
     exchanges: Rows, instances: Sequence[Instance], entries: Entries, taken_ns: Ints, worked_ns: int
 ) -> list[SlowReceiver]:
-    """Ranks that usually take longer than the others, at a cost; ``taken_ns`` as of ``taken_until``."""
+    """Ranks that usually take longer than the others, at a cost; ``taken_ns`` as of ``taken_until``.
+
+    Of whose inputs only a part was seen the rest may have been under way meanwhile.
+    """
     known = (taken_ns != NEVER) & (entries.leave_ns != NEVER)
+    for row in np.flatnonzero(known).tolist():
+        instance, end = instances[entries.collective[row]], int(entries.endpoint[row])
+        near = instance.view.near
+        known[row] = near is None or end in near or near.issuperset({*instance.order} - {end})
     lag = np.where(known, taken_ns - np.where(known, entries.leave_ns, 0), 0)
     ends = distinct(entries.endpoint[known]).tolist()
     rows_of = {end: (rows := entries.of[end])[known[rows]] for end in ends}
