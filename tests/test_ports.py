@@ -124,3 +124,10 @@ def test_a_slow_port_where_no_other_pair_does_the_same(tmp_path: Path, node: int
     if gbps < 100:
         assert told["slow_link"].endpoints[0] == node
         assert told["slow_link"].cost_share == pytest.approx(0.35, rel=0.3)
+
+
+def test_losses_that_keep_a_window_small_are_one_incident(shared: Path) -> None:
+    """1 % of the frames are lost: most messages take four times as long, some are as quick as elsewhere."""
+    folder = shared / "captures/tcp/net_loss_gloo_allreduce_256k_n4_node1"
+    result = dpuflow.analyze([str(path) for path in sorted(folder.glob("node*.pcap.gz"))])
+    assert [(row.condition, len(row.consists_of)) for row in result.findings] == [("packet_loss", 0)]

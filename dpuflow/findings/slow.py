@@ -41,7 +41,7 @@ class _Slow(NamedTuple):
     took: NDArray[np.float64]  # ns a byte
     closed: int  # windows of zero that their receivers announced
     lossy: bool
-    marked: bool  # most messages there carry congestion marks, and some are as quick as elsewhere
+    excused: bool  # most messages there carry congestion marks, or too many are lost, and some are quick
     unlike: bool  # seen at one end, which does not compare: what leaves a host leaves in a burst
 
 
@@ -54,8 +54,8 @@ def find_slow_links(case: Case) -> Iterator[Finding]:
     """
     told: set[int] = set()
     for slow in _together(case):
-        if slow.marked:
-            continue  # congestion, and told as that
+        if slow.excused:
+            continue  # congestion or losses, and told as that
         found = _starved(case, slow) if slow.closed >= FEWEST else _slow_link(case, slow)
         told |= {found.endpoints[0]} if found.condition == "slow_link" else set()
         yield found
@@ -93,14 +93,16 @@ def _together(case: Case) -> Iterator[_Slow]:
             (src in captured) != (dst in captured) and links.since_ns[number] == NEVER
             for src, dst, number in here
         )
-        marked = _by_queues(moved["ecn_marked"] > 0, took, usual)
-        yield _Slow(node, here, rows, took, closed, lossy, marked, unlike)
+        marked = 2 * int((moved["ecn_marked"] > 0).sum()) > len(took)
+        excused = (marked or lossy) and _some_quick(took, usual)
+        yield _Slow(node, here, rows, took, closed, lossy, excused, unlike)
 
 
-def _by_queues(marked: NDArray[np.bool_], took: NDArray[np.float64], usual: float) -> bool:
-    """Whether it is a queue that makes messages slow, not the link: a link that is slow is never quick. A
-    shaper lets bursts through; but that marks nothing."""
-    return bool(usual and 2 * marked.sum() > len(took) and np.percentile(took, 5) <= TIMES * usual)
+def _some_quick(took: NDArray[np.float64], usual: float) -> bool:
+    """Whether it is a queue that makes messages slow, or a window that losses keep small, not the link: a
+    link that is slow is never quick. A shaper lets bursts through; but that marks nothing, and loses nothing.
+    """
+    return bool(usual and np.percentile(took, 5) <= TIMES * usual)
 
 
 def _usual_pace(case: Case) -> float:
