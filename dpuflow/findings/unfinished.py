@@ -141,12 +141,13 @@ def _overtaken(exchanges: Rows, rows: Ints, of: Sequence[Ints]) -> NDArray[np.bo
     the same ranks are one group here.)
     """
     began = np.full(int(exchanges["src"].max(initial=0)) + 1, NEVER)
-    for mine in of:
-        known = mine[exchanges["data_ns"][mine] != NEVER]
-        first = np.full(len(began), np.iinfo(np.int64).max)
-        np.minimum.at(first, exchanges["src"][known], exchanges["data_ns"][known])
-        senders = distinct(exchanges["src"][known])
-        began[senders] = np.maximum(began[senders], first[senders])
+    done = Picked(exchanges, np.concatenate(of))
+    # Of each operation and sender the first time; of each sender the latest of these.
+    key = np.repeat(np.arange(len(of)), [len(mine) for mine in of]) * len(began) + done["src"]
+    order = np.flatnonzero(done["data_ns"] != NEVER)
+    order = order[np.lexsort((done["data_ns"][order], key[order]))]
+    first = order[np.r_[True, np.diff(key[order]) > 0][: len(order)]]
+    np.maximum.at(began, done["src"][first], done["data_ns"][first])
     sent = exchanges["data_ns"][rows]
     overtaken: NDArray[np.bool_] = (sent != NEVER) & (sent < began[exchanges["src"][rows]])
     return overtaken
