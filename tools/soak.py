@@ -10,9 +10,10 @@ machine is. First come FILLED captures without a pause, so that what is bounded 
 idle, series) is full before the quarters that are compared. Needs root; without mpicc and mpirun captures
 alone are replayed. Prints a line every 30 s and the summary at the end.
 
-With --beside a second agent captures the same, and is begun anew every quarter of an hour. What the first
-one uses is then told as a share of what the new one uses for the same packets in the same seconds: other work
-on the machine makes CPU seconds longer for both alike, so the share shows what an agent's age costs.
+With --beside two more agents capture the same, and are begun anew every quarter of an hour. What the first
+one uses is then told as a share of what each new one uses for the same packets in the same seconds: other
+work on the machine makes CPU seconds longer for all alike, so the share shows what an agent's age costs, and
+how far the two new ones differ what is chance.
 """
 
 from __future__ import annotations
@@ -133,10 +134,11 @@ def used(pid: int) -> tuple[float, float, list[float], int, int]:
 class Beside:
     """An agent of the same configuration, begun anew every BEGUN_S, and CPU of both from its SETTLED_S on."""
 
-    def __init__(self, pair: Pair, folder: Path, lines: list[str]) -> None:
-        self.pair, self.folder = pair, folder
-        self.config = folder / "beside.yaml"
-        self.config.write_text("\n".join(lines).replace("/history", "/beside").replace(":9477", ":9478"))
+    def __init__(self, pair: Pair, folder: Path, lines: list[str], number: int) -> None:
+        self.pair, self.folder, self.name = pair, folder, f"beside{number}"
+        self.config = folder / f"{self.name}.yaml"
+        text = "\n".join(lines).replace("/history", f"/{self.name}")
+        self.config.write_text(text.replace(":9477", f":{9477 + number}"))
         self.pairs: list[tuple[float, float]] = []
         self.agent: subprocess.Popen[bytes] | None = None
         self.began_s, self.from_s = 0.0, None  # type: float, tuple[float, float] | None
@@ -145,8 +147,8 @@ class Beside:
         """Count what both have used ``now_s`` after the start, the first one ``of_first_s`` of CPU."""
         if self.agent is None or now_s >= self.began_s + BEGUN_S:
             self.close()
-            shutil.rmtree(self.folder / "beside", ignore_errors=True)
-            self.agent = begin(self.pair, self.config, self.folder / "beside.log")
+            shutil.rmtree(self.folder / self.name, ignore_errors=True)
+            self.agent = begin(self.pair, self.config, self.folder / f"{self.name}.log")
             self.began_s, self.from_s = now_s, None
             return
         if now_s < self.began_s + SETTLED_S:
@@ -166,7 +168,7 @@ class Beside:
     def summary(self) -> None:
         for number, (first_s, new_s) in enumerate(self.pairs, 1):
             print(
-                f"beside: time {number}: {first_s:.1f} s of CPU, a new one's {new_s:.1f} s"
+                f"{self.name}: time {number}: {first_s:.1f} s of CPU, a new one's {new_s:.1f} s"
                 f" ({first_s / max(new_s, 1e-3):.3f})"
             )
 
@@ -196,12 +198,12 @@ def main() -> None:
     ]  # fmt: skip
     config.write_text("\n".join(lines) + "\n")
     pair = Pair()
-    beside: Beside | None = None
+    beside: list[Beside] = []
     try:
         pair.give_addresses()
         agent = begin(pair, config, folder / "log")
         if "--beside" in sys.argv:
-            beside = Beside(pair, folder, lines)
+            beside = [Beside(pair, folder, lines, number) for number in (1, 2)]
         time.sleep(3)
         jobs = Jobs(pair, folder)
         jobs.start()
@@ -212,11 +214,11 @@ def main() -> None:
         agent.terminate()
         status = agent.wait(60)
         summarise(folder, jobs, status)
-        if beside:
-            beside.summary()
+        for each in beside:
+            each.summary()
     finally:
-        if beside:
-            beside.close()
+        for each in beside:
+            each.close()
         pair.close()
 
 
@@ -227,7 +229,7 @@ def watch(
     minutes: float,
     flap: bool,
     folder: Path,
-    beside: Beside | None,
+    beside: list[Beside],
 ) -> None:
     """Print a line every 30 s; with ``flap`` take the link down for a second every two minutes."""
     start, rows = time.monotonic(), []
@@ -245,8 +247,8 @@ def watch(
         now = time.monotonic()
         rows.append([now - start, (cpu - before[1]) / (now - before[0]), resident, sum(own)])
         before = (now, cpu)
-        if beside:
-            beside.look(now - start, cpu)
+        for new in beside:
+            new.look(now - start, cpu)
         each = " + ".join(f"{size:.1f}" for size in own)
         print(
             f"{rows[-1][0] / 60:6.1f} min  cpu {100 * rows[-1][1]:5.1f} %  rss {resident:6.1f} MiB,"

@@ -31,15 +31,23 @@ def resolve(rows: Rows, links: Rows, flows: Rows, room: int) -> tuple[Rows, Hidd
 
     ``room``: how many messages may be inferred.
     """
-    framings = [Framing.GLOO, Framing.OB1, Framing.UCX, Framing.OFI, Framing.NCCL]
-    framed = np.isin(flows["framing"][rows["flow"]], framings)
+    known = [Framing.GLOO, Framing.OB1, Framing.UCX, Framing.OFI, Framing.NCCL]
+    framed = np.isin(flows["framing"][rows["flow"]], known)
     index = np.flatnonzero(framed)
     by_flow = index[np.argsort(rows["flow"][index], kind="stable")]
     cuts = np.flatnonzero(np.diff(rows["flow"][by_flow].astype(np.int64))) + 1
     orders = {int(rows["flow"][o[0]]): o for o in np.split(by_flow, cuts) if len(o)}
     solved = Solved(rows, links, room)
-    for resolve_framing in (resolve_gloo, ob1.resolve_ob1, resolve_tagged, resolve_nccl):
-        resolve_framing(rows, links, flows, orders, solved)
+    framing = flows["framing"].tolist()
+    for resolve_framing, framings in (
+        (resolve_gloo, (Framing.GLOO,)),
+        (ob1.resolve_ob1, (Framing.OB1,)),
+        (resolve_tagged, (Framing.UCX, Framing.OFI)),
+        (resolve_nccl, (Framing.NCCL,)),
+    ):
+        mine = {flow: order for flow, order in orders.items() if framing[flow] in framings}
+        if mine:
+            resolve_framing(rows, links, flows, mine, solved)
     rows, links = solved.applied()
     ob1.inherit(rows, links, flows)
     name_messages(rows, links, flows)

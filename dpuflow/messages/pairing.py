@@ -281,6 +281,8 @@ class Pairs:
         found = []
         for src, dst in {(src, dst) for src, dst, *_ in of if src <= dst}:
             ours, theirs = (self._unpaired(each, peers) for each in ((src, dst), (dst, src)))
+            if not len(ours) or not len(theirs):  # as most that an agent has held for a while
+                continue
             by_qp = dict(zip(flows["dest_qp"][theirs].tolist(), theirs.tolist(), strict=True))
             for a, qp in zip(ours.tolist(), flows["dest_qp"][ours].tolist(), strict=True):
                 b = by_qp.pop(self._named.get((src, dst, qp), -1), None)
