@@ -93,7 +93,8 @@ def _judged(
         best = next(
             (row for state in ("not_found", "not_judged") for row in rows if row.state == state), rows[0]
         )
-        if best.condition == "early_stop_skew" and best.state == "not_judged" and _alike(groups):
+        stops = best.condition in ("early_stop_skew", "decode_early_stop")
+        if stops and best.state == "not_judged" and _alike(groups):
             best = replace(best, reason=_NOT_COMPARED)
         yield Judged(best.condition, "found") if best.condition in told else best
 
