@@ -81,3 +81,11 @@ def test_each_measure_stands_beside_what_is_wanted() -> None:
     assert here["indirect: it, or what else it may be, named"] == "1 of 2 (50 %)"
     assert here["onset within 3 steps"] == "1 of 2 (50 %)"
     assert here["decode, a pause"] == "1 right"
+
+
+def test_who_is_out_of_step_hangs_as_far_as_its_peers_nodes_show() -> None:
+    apart = outcome(1, {"desync": [0]}, ["desync"], set())
+    apart.partly = {"half": {"hang"}, "one": {"hang", "straggler"}}
+    here = dict(line.strip("| ").split(" | ")[::2] for line in asked([apart], []))
+    assert here["captured at half of the nodes: precision"] == "1 of 1 (100 %)"
+    assert here["captured at one node: precision"] == "1 of 2 (50 %)"

@@ -127,7 +127,9 @@ def _of_findings(outcomes: Sequence[Outcome]) -> list[tuple[str, str, str]]:
         for name, at in each.partly.items():
             counts = elsewhere[name]
             counts[0] += len(_direct(at) - each.unsure)
-            counts[1] += len(_direct(at) & set(each.true))
+            # Who is out of step enters nothing that the others wait in: at its peers' nodes that is a hang.
+            present = {*each.true, *(("hang",) if "desync" in each.true else ())}
+            counts[1] += len(_direct(at) & present)
             counts[2] += healthy
             counts[3] += healthy and bool(at)
     rows = [
