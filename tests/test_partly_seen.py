@@ -121,9 +121,11 @@ def test_who_gets_more_from_senders_nobody_saw_is_not_slow_to_take_it(
     assert told(written({"seed": 9008, "cluster": {"nodes": 4}, "job": job}), *nodes) == {}
 
 
-def test_a_port_of_which_only_credits_show_both_ends_has_no_pace(written: Written) -> None:
-    """They take a small part of what data takes a byte: beside one of theirs the port of data was slow."""
+@pytest.mark.parametrize("paused", [True, False])
+def test_a_port_of_which_only_credits_show_both_ends_is_not_compared(written: Written, paused: bool) -> None:
+    """They take a small part of what data takes a byte, and are held for less: beside one of theirs a port
+    that data comes to was slow, or paused."""
     operation = {"op": "all_reduce", "bytes": 1 << 18}
     pause = {"kind": "pause", "node": 0, "us": 90_000, "every_us": 300_000, "at_us": 100_000, "times": 200}
-    scenario = ON_HOSTS | {"job": ON_HOSTS["job"] | {"ops": [operation]}, "faults": [pause]}
-    assert set(told(written(scenario), 0, 3)) == {"head_of_line"}
+    scenario = ON_HOSTS | {"job": ON_HOSTS["job"] | {"ops": [operation]}, "faults": [pause] if paused else []}
+    assert told(written(scenario), 0, 3) == {}

@@ -140,7 +140,9 @@ def test_a_path_that_grows_longer_is_no_full_link() -> None:
     longer = np.where(np.arange(100) < 10, 500, 5500)
     pace = 1250
     full = np.cumsum(np.full(100, pace)) + 500 - left
-    for late, found in ((longer, None), (full, pace / 100)):
+    # Acknowledgments of twenty at a time come late, all at once, or nearly so.
+    lost = (np.arange(100) // 20 + 1) * 20_000 + np.arange(100) % 20 * 3 - left
+    for late, found in ((longer, None), (full, pace / 100), (lost, None)):
         tokens = SimpleNamespace(token_ns=left, late_ns=late, token_bytes=np.full(100, 100))
         queue = _queue(tokens, np.arange(100))
         assert (queue and queue.pace_ns) == found

@@ -312,4 +312,10 @@ def _queue(requests: Requests, tokens: Ints) -> _Queue | None:
     usual = float(median_of(pace))
     # Where tokens leave at that pace, too, none waits for another one: all take longer.
     came, went = (float((np.abs(each - usual) <= ALIKE * usual).mean()) for each in (pace, sent))
-    return _Queue(usual, least) if came > MOST > went else None
+    if not came > MOST > went:
+        return None
+    # What a link of that pace would have taken: acknowledgments that were lost come later than that.
+    order = np.argsort(left, kind="stable")
+    ready, behind = left[order] + least, usual * np.cumsum(size[order])
+    queue = behind + np.maximum.accumulate(ready - behind) - ready
+    return _Queue(usual, least) if queue.sum() > MOST * (acked[order] - ready).sum() else None

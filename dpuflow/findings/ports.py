@@ -86,7 +86,8 @@ def held_on_the_way(case: Case) -> dict[int, Held]:
     every: dict[bool, dict[int, Held]] = {False: {}, True: {}}
     for end, part in parts.items():
         mine = np.flatnonzero(_at_both(part))
-        if len(mine):
+        # Credits alone are held for less than data is: such a port is none of the others.
+        if len(mine) and (part["bytes"][mine] >= _data_bytes(part)).any():
             rows, seen = case.received[end][mine], Picked(part, mine)
             # What is beyond the scatter is asked of ports as quick as others, all that is late of slow ones.
             for surely, of in every.items():
@@ -149,7 +150,7 @@ def pace_ns(part: Picked) -> float:
         return 0.0
     # Credits are over before the next one is sent: the time between them is no port's, though they be all of
     # what was seen at both ends.
-    data = percentile(part["bytes"][part["bytes"] > 0], 90) / 2
+    data = _data_bytes(part)
     part = part.where(known)
     long = part.where(part["packets"] >= PACKETS)
     if len(long) >= FEWEST:
@@ -160,6 +161,12 @@ def pace_ns(part: Picked) -> float:
     if len(queued) < FEWEST:
         return 0.0
     return percentile((end[queued] - end[queued - 1]) / size[queued], 10)
+
+
+def _data_bytes(part: Picked) -> float:
+    """From how many bytes on messages are data, by all that a port received."""
+    size = part["bytes"][part["bytes"] > 0]
+    return percentile(size, 90) / 2 if len(size) else np.inf
 
 
 def passing(part: Picked, pace: float) -> Ints:
