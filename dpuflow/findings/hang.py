@@ -19,7 +19,7 @@ from dpuflow.findings.evidence import message_evidence
 from dpuflow.findings.out_of_step import other_operation, other_sizes
 from dpuflow.findings.unfinished import evidence_rows, find_stopped
 from dpuflow.quantities import listed, name_of
-from dpuflow.schema.rows import NEVER, NONE32, Op
+from dpuflow.schema.rows import NEVER, NONE32, Op, Transport
 from dpuflow.verdicts.pauses import TWICE
 
 if TYPE_CHECKING:
@@ -40,17 +40,23 @@ def find_hangs(case: Case) -> Iterator[Finding]:
     if not found:
         stopped = list(find_stopped(case, until))
         found = [_desync(case, *each, until) for each in _out_of_step(case, stopped)]
-        stopped = [each for each in stopped if not _closed(case, [rest.group for rest in each.part])]
+        stopped = [
+            each for each in stopped if not _is_over(case, [rest.group for rest in each.part], each.ended_ns)
+        ]
         told = [each for each in stopped if each.missing]  # the others may well wait for these
         found = found or [_stopped(case, each, until) for each in told or stopped[:1]]
     yield from found
 
 
-def _closed(case: Case, groups: Sequence[int]) -> bool:
-    """Whether the members closed all connections among them, both ways: the job is over: it does not hang."""
+def _is_over(case: Case, groups: Sequence[int], ended_ns: int) -> bool:
+    """Whether each member has ended most of its TCP streams to others after ``ended_ns``, as far as is seen:
+    a library's, its bootstrap's or its launcher's. Who hangs keeps them."""
     flows, ends = case.joined.flows, [end for group in groups for end in case.inferred.groups[group]]
-    among = is_in(flows["src"], ends) & is_in(flows["dst"], ends) & (flows["messages"] > 0)
-    return bool(among.any()) and bool(flows["closed"][among].all())
+    later = (flows["transport"] == Transport.TCP) & (flows["last_ns"] >= ended_ns)
+    later &= is_in(flows["src"], ends) & is_in(flows["dst"], ends)
+    src = flows["src"][later].astype(np.int64)
+    count, ended = (np.bincount(src, of, max(ends) + 1)[ends] for of in (None, flows["closed"][later]))
+    return bool((2 * ended > count).all())
 
 
 def _not_whole(case: Case, until: dict[int, int]) -> Iterator[Finding]:
@@ -67,7 +73,7 @@ def _not_whole(case: Case, until: dict[int, int]) -> Iterator[Finding]:
             before, rows = (case.exchanges[np.sort(instances[n].rows)] for n in (last.before, last.number))
             apart = other_sizes(before, rows, members)
         stood = all(until.get(end, NEVER) >= last.ended_ns + last.quiet_ns for end in members)
-        stood = stood and (apart is not None or not _closed(case, [group]))
+        stood = stood and (apart is not None or not _is_over(case, [group], last.ended_ns))
         if (stood and last.missing) or (apart is not None and not last.missing):
             waiting = [end for end in members if end not in last.missing]
             if apart is not None or waiting:
