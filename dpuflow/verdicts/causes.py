@@ -176,11 +176,7 @@ def _worked_longer(
     began = np.where(left >= 0, done[left], NEVER)
     first = np.maximum(np.where(left >= 0, entries.leave_ns[left], NEVER), read_ns)
     began = np.where(began != NEVER, [np.maximum(began, until), first], NEVER)
-    compared = np.bincount(entries.collective[excess != NEVER], minlength=len(entries.offsets)) > 1
-    alone = np.where(compared[entries.collective], NEVER, excess)
     excess, usual = _against_usual(entries, began, excess, least, waits.alike)
-    # Compared with nobody it worked neither longer nor no longer.
-    excess[(usual == 0) & (excess == alone)] = NEVER
     return _Longer(last, staged, excess, since_leave, since_gone, least, usual, unread)
 
 
