@@ -7,7 +7,7 @@ what the network may have kept it for.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 FEWEST_IN_HEAPS = 16
 """Values that it takes to see two clusters: enough for quartiles of each."""
+OFTEN: Final = 0.25
+"""Share of its operations in which a rank works longer, if it does so at one place of its steps."""
 
 
 class Charges(NamedTuple):
@@ -193,6 +195,16 @@ def _often(entries: Entries, known: Bools, kind: Ints) -> Bools:
     return np.asarray(least[kind] >= FEWEST_IN_HEAPS, np.bool_)
 
 
+def _as_a_rule(entries: Entries, mine: Bools, known: Bools) -> Bools:
+    """Those of ``mine`` whose rank has them so often that no stalls of its host explain them.
+
+    That the network kept a rank for longer still does not clear it then: it worked longer, besides.
+    """
+    ends = entries.endpoint.astype(np.int64)
+    count, every = (np.bincount(ends[rows], minlength=int(ends.max(initial=0)) + 1) for rows in (mine, known))
+    return mine & (count >= OFTEN * every)[ends]
+
+
 def own_lateness(
     instances: Sequence[Instance],
     entries: Entries,
@@ -240,9 +252,8 @@ def own_lateness(
     unproved &= ~unknown
     unread = np.where(known & (causes.unread_ns > beyond), causes.unread_ns, 0)
     unread = np.maximum(unread, np.where(excused > beyond, excused, 0))
-    # That the network kept it for longer still does not clear who worked longer as well.
-    beside = known & (causes.cause == NETWORK) & (np.minimum(excess, lateness) > beyond)
-    unread = np.maximum(unread, np.where(beside, np.minimum(excess, lateness), 0))
+    kept = known & (causes.cause == NETWORK) & (np.minimum(excess, lateness) > beyond)
+    unread = np.maximum(unread, np.where(_as_a_rule(entries, kept, known), np.minimum(excess, lateness), 0))
     told = unproved & (causes.usual > 0) & (relative.bound == AT_MOST)
     most = np.where(told, np.maximum(causes.excess_ns, 0), NEVER)
     amount_ns = np.where(mine, amount, 0)
