@@ -33,9 +33,9 @@ def ends(record: bytes) -> bool:
     return len(record) > 63 and record[28:30] == b"\x08\x00" and bool(record[63] & 1)
 
 
-def stopped(tmp_path: Path, at_ns: int, go_on: bool, closes: bool = False) -> Analysis:
+def stopped(tmp_path: Path, at_ns: int, go_on: bool, closes_s: int | None = None) -> Analysis:
     """The bundled job without the packets after ``at_ns``, but for the very last one of each node, or those
-    that close a connection."""
+    that close a connection, ``closes_s`` later than they did."""
     vantages = []
     for file in sorted(CASE.glob("node*.pcap.gz")):
         raw, place, records = gzip.decompress(file.read_bytes()), 24, []
@@ -43,7 +43,10 @@ def stopped(tmp_path: Path, at_ns: int, go_on: bool, closes: bool = False) -> An
             second, part, kept = struct.unpack_from("<III", raw, place)
             records.append((second * 10**9 + part, raw[place : place + 16 + kept]))
             place += 16 + kept
-        chosen = [record for time, record in records if time < at_ns or (closes and ends(record))]
+        chosen = [record for time, record in records if time < at_ns]
+        for time, record in records if closes_s is not None else ():
+            if time >= at_ns and ends(record):
+                chosen.append(struct.pack("<I", time // 10**9 + (closes_s or 0)) + record[4:])
         chosen += [records[-1][1]] * go_on
         out = tmp_path / file.name.removesuffix(".gz")
         out.write_bytes(raw[:24] + b"".join(chosen))
@@ -58,9 +61,11 @@ def test_who_never_enters_is_named(tmp_path: Path) -> None:
     assert next(text_lines(result)).startswith("HANG: 10.77.0.3 (node2) has not entered all_reduce")
 
 
-def test_a_job_that_closes_its_connections_does_not_hang(tmp_path: Path) -> None:
-    result = stopped(tmp_path, LATE_NS, go_on=True, closes=True)
-    assert "hang" not in {finding.condition for finding in result.findings}
+@pytest.mark.parametrize("closes_s", [0, 60])
+def test_a_job_that_closes_its_connections_at_once_does_not_hang(closes_s: int, tmp_path: Path) -> None:
+    """A watchdog ends one that hung, after a while."""
+    result = stopped(tmp_path, LATE_NS, go_on=closes_s == 0, closes_s=closes_s)
+    assert ("hang" in {finding.condition for finding in result.findings}) == (closes_s > 0)
 
 
 def test_captures_that_end_in_mid_operation_show_no_hang(tmp_path: Path) -> None:

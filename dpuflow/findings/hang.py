@@ -8,7 +8,7 @@ from one operation to the next.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,10 @@ if TYPE_CHECKING:
     from dpuflow.schema.tables import Joined
 
 
+EXIT_NS: Final = 10_000_000_000
+"""Processes that are done take a second or two to exit; after so long a silence the job had stopped."""
+
+
 def find_hangs(case: Case) -> Iterator[Finding]:
     """One finding for each group whose last operation some captured rank never entered, with who waits, or
     whose ranks are out of step."""
@@ -49,13 +53,14 @@ def find_hangs(case: Case) -> Iterator[Finding]:
 
 
 def _is_over(case: Case, groups: Sequence[int], ended_ns: int) -> bool:
-    """Whether each member has ended most of its TCP streams to others after ``ended_ns``, as far as is seen:
-    a library's, its bootstrap's or its launcher's. Who hangs keeps them."""
+    """Whether each member ended most of its TCP streams to others soon after ``ended_ns``, as far as is seen:
+    a library's, its bootstrap's or its launcher's. Who hangs keeps them, until a watchdog ends the job."""
     flows, ends = case.joined.flows, [end for group in groups for end in case.inferred.groups[group]]
     later = (flows["transport"] == Transport.TCP) & (flows["last_ns"] >= ended_ns)
     later &= is_in(flows["src"], ends) & is_in(flows["dst"], ends)
     src = flows["src"][later].astype(np.int64)
-    count, ended = (np.bincount(src, of, max(ends) + 1)[ends] for of in (None, flows["closed"][later]))
+    soon = (flows["closed"] > 0) & (flows["last_ns"] <= ended_ns + EXIT_NS)
+    count, ended = (np.bincount(src, of, max(ends) + 1)[ends] for of in (None, soon[later]))
     return bool((2 * ended > count).all())
 
 

@@ -211,7 +211,11 @@ def _why_blind(result: Analysis, blind: list[Lateness], names: Names) -> str:
         which = [f"{names.short(end)} {each}" for end, each in once.items()][:MOST_INCIDENTS]
         which += [f"{len(once) - len(which)} more"] if len(once) > len(which) else []
         by = "the network" if 2 * excused > rare else "host stalls"
-        return f"late at times, which {by} may explain" + (f": {listed(which)}" if which else "")
+        if not which:  # beyond the noise in no single operation
+            return (
+                f"{'its' if len(blind) == 1 else 'their'} work took longer at times, which {by} may explain"
+            )
+        return f"late at times, which {by} may explain: {listed(which)}"
     beyond = [row for row in blind if row.unjudged in (None, "hidden")]
     hidden = [row.detectable_ns for row in beyond if row.detectable_ns is not None]
     if 2 * len(hidden) > len(blind):

@@ -138,6 +138,7 @@ def judge(evidence: Evidence, stages: Sequence[int] = ()) -> list[Judgement]:
     standing = standing_of(among, np.where(counted, own.excess_ns, NEVER))
     world = world_of(units, standing, turn, _span_ns(entries), evidence.worked_ns)
     world.shares = {e: float((own.amount_ns[u.rows] > 0).mean()) for e, u in units.items() if len(u.rows)}
+    world.ordered = sorted(world.shares.values())
     # Whose lateness the others hardly waited for is none of them.
     cost_ns = {e: round(charges.cost_ns[rows[e]].sum()) for e, u in units.items() if comes_again(u, world)}
     often = {e for e, ns in cost_ns.items() if is_material(ns, world.span_ns)}

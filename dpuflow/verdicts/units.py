@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Final, NamedTuple
 
 import numpy as np
 
-from dpuflow.arrays.ordering import distinct, key_numbers, median_of
+from dpuflow.arrays.ordering import classes, distinct, key_numbers, median_of
+from dpuflow.arrays.quantiles import middle_of_others
 from dpuflow.schema.rows import NEVER
 from dpuflow.verdicts.chance import (
     CHANCE,
@@ -120,13 +121,15 @@ class World:
     third_ns: int = 0  # ... and by how much in the third worst unit of any of them
     together: bool = False  # those that are not late as a habit by themselves were so, all of them together
     shares: dict[int, float] = field(default_factory=dict)  # of each endpoint's rows those beyond the noise
+    ordered: list[float] = field(default_factory=list)  # these, ascending
 
     def rate_beside(self, endpoint: int) -> float:
         """How often the others of an endpoint are beyond the noise, the middle one of them; never is told by
         as many rows as there are."""
-        others = [share for end, share in self.shares.items() if end != endpoint]
         least = 1 / (len(self.standing.ranks) + 2)
-        return min(max(float(median_of(others)) if others else 0.0, least), 1 - least)
+        if endpoint not in self.shares or len(self.shares) < 2:
+            return least
+        return min(max(middle_of_others(self.ordered, self.shares[endpoint]), least), 1 - least)
 
 
 def world_of(
@@ -175,8 +178,8 @@ def usual_rows(
     """
     found: dict[int, int] = {}
     within: dict[int, int] = {}
-    for place in range(int(units.place.max(initial=-1)) + 1):
-        rows = units.rows[since:][units.place[since:] == place]
+    for at in classes(units.place[since:]):
+        rows = units.rows[since:][at]
         if len(rows) < FEWEST:
             continue
         sigma = float(median_of(own.sigma_ns[rows]))
@@ -202,8 +205,8 @@ def stands_out(units: Units, own: Own, world: World) -> bool:
     """Whether the rank works longer than its peers at places of its steps, surely and in all by what matters,
     though not as a rule: in too few of these steps, or within what single ones scatter by."""
     total = 0
-    for place in range(int(units.place.max(initial=-1)) + 1):
-        rows = units.rows[units.place == place]
+    for at in classes(units.place):
+        rows = units.rows[at]
         if len(rows) >= FEWEST and world.tests * world.standing.chance(rows) < CHANCE:
             usual = float(median_of(own.later_ns[rows])) - float(median_of(own.apart_ns[rows]))
             total += round(max(usual, 0.0) * len(rows))
@@ -221,8 +224,9 @@ def grows_later(units: Units, own: Own, world: World) -> bool:
     half = len(longer) // 2
     if half < 2 * FEWEST:
         return False
-    later, before = longer[-half:], longer[:half]
-    above = float((later[:, None] > before).sum() + (later[:, None] == before).sum() / 2)
+    later, before = longer[-half:], np.sort(longer[:half])
+    below = np.searchsorted(before, later, "left") + np.searchsorted(before, later, "right")
+    above = float(below.sum()) / 2  # of equal ones half
     beyond = (above / half**2 - 0.5) / sqrt((2 * half + 1) / (12 * half**2))
     gain_ns = float(median_of(later)) - float(median_of(before))
     return 0.5 * erfc(beyond / sqrt(2)) < RARE and is_material(round(2 * half * gain_ns), world.span_ns)
